@@ -1,0 +1,86 @@
+"""Hands plans to the engine thread and the blocks that come out to the writer."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any, Protocol, assert_never
+
+from omlx.actors.messages import (
+    ModelRunnerMessage,
+    RunStep,
+    SsdWriterMessage,
+    StartOver,
+    WriteBlock,
+)
+from omlx.cache.blocks import BlockHash
+from omlx.cache.tickets import StoreTicket
+from omlx.core.plan import StepFailed, StepPlan, StepResult
+from omlx.kernel.actor import Actor
+from omlx.kernel.mailbox import Ref
+
+log = logging.getLogger(__name__)
+
+
+class EngineCalls(Protocol):
+    """The engine behind its thread."""
+
+    async def run(self, plan: StepPlan) -> Any: ...
+
+    async def reset(self) -> None:
+        """Forget every row."""
+
+    async def start_over(self) -> None:
+        """Forget every row and every block."""
+
+
+class ModelRunner(Actor):
+    name = "model_runner"
+    capacity = 4
+
+    def __init__(self, engine: EngineCalls, writer: Ref[SsdWriterMessage] | None) -> None:
+        self._engine = engine
+        self._writer = writer
+
+    async def on_start(self) -> None:
+        await self._engine.start_over()
+
+    async def receive(self, message: ModelRunnerMessage) -> object:
+        match message:
+            case RunStep(plan):
+                return await self._run(plan)
+            case StartOver():
+                await self._engine.start_over()
+                return None
+        assert_never(message)
+
+    async def _run(self, plan: StepPlan) -> StepResult | StepFailed:
+        try:
+            output = await self._engine.run(plan)
+        except Exception as error:
+            log.exception("a step failed; every running request is lost")
+            await self._engine.reset()
+            return StepFailed(f"the engine failed ({type(error).__name__}) and was restarted")
+        shed: set[BlockHash] = set()
+        for export in output.exports:
+            ticket = export.ticket
+            block = ticket.wish if isinstance(ticket, StoreTicket) else ticket
+            # What hangs on a block that is not written is not written either.
+            if block.parent in shed or not self._offer(WriteBlock(ticket, export.payload)):
+                shed.add(block.block_hash)
+        if not shed:
+            return output.result
+        return replace(
+            output.result,
+            seals=tuple(
+                replace(seal, writing=seal.writing and seal.ticket.wish.block_hash not in shed)
+                for seal in output.result.seals
+            ),
+            written=tuple(
+                replace(written, writing=written.ticket.block_hash not in shed)
+                for written in output.result.written
+            ),
+        )
+
+    def _offer(self, block: WriteBlock) -> bool:
+        return self._writer is not None and self._writer.offer(block)

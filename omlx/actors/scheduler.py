@@ -1,0 +1,340 @@
+"""Drives the round: cache, engine, cache, engine; and writes what comes out to the streams."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import assert_never
+
+from omlx.actors.messages import (
+    Accepted,
+    BlocksRead,
+    CacheSettled,
+    Cancel,
+    DrainExpired,
+    Ended,
+    EngineReport,
+    GenerationStream,
+    ModelRunnerMessage,
+    PagedCacheMessage,
+    ReadBlocks,
+    ReadOutcome,
+    RequestEnded,
+    RunStep,
+    SchedulerMessage,
+    Settle,
+    SsdReaderMessage,
+    StartOver,
+    StatsMessage,
+    StepDone,
+    Submit,
+    TextDelta,
+    Tick,
+)
+from omlx.core.events import Closed, Delta
+from omlx.core.plan import Settled, SettleWork, StepPlan, StepResult, Uid
+from omlx.core.scheduler import QueueFull, Scheduler
+from omlx.core.sequence import Sequence, State
+from omlx.core.usage import EngineGauges, RequestRecord, RunningRow
+from omlx.kernel.actor import Actor
+from omlx.kernel.mailbox import Ref
+from omlx.kernel.message import ActorGone, Rejected
+
+SPEED_MEMORY = 0.9
+"""Weight of the past in the shown speeds."""
+
+
+FLUSH_PAUSE_S = 0.02
+"""A block is written in some milliseconds; looking again sooner finds the same."""
+
+
+class TooManyRequests(Rejected):
+    """As many requests run and wait as may."""
+
+
+class GenerationFailed(Exception):
+    """A request could not be finished; the text may be shown to the client."""
+
+    def __init__(self, message: str, code: str = "engine_error") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class SchedulerActor(Actor):
+    name = "scheduler"
+    capacity = 256
+
+    def __init__(
+        self,
+        core: Scheduler,
+        cache: Ref[PagedCacheMessage],
+        reader: Ref[SsdReaderMessage] | None,
+        runner: Ref[ModelRunnerMessage],
+        stats: Ref[StatsMessage],
+        wall: Callable[[], float] = time.time,
+        drain_s: float = 30.0,
+    ) -> None:
+        self._core = core
+        self._cache = cache
+        self._reader = reader
+        self._runner = runner
+        self._stats = stats
+        self._wall = wall
+        self._drain_s = drain_s
+        self._streams: dict[Uid, GenerationStream] = {}
+        self._busy = False
+        self._flush = False
+        self._stopping = False
+        self._last_step_s = 0.0
+        self._prefill_tps = 0.0
+        self._decode_tps = 0.0
+
+    async def on_start(self) -> None:
+        # A former life may have left rows in the engine and blocks held in the cache.
+        await self._runner.ask(StartOver())
+        await self._cache.ask(StartOver())
+        self._last_step_s = self._now()
+        self.every(1.0, Tick)
+
+    async def on_stopping(self) -> None:
+        self._stopping = self._flush = True
+        self.pipe(asyncio.sleep(self._drain_s), wrap=lambda _: DrainExpired())
+        self._kick()
+
+    async def on_stop(self) -> None:
+        """Whoever still listens learns that nothing will follow."""
+        for stream in self._streams.values():
+            if self._stopping:
+                stream.end(_shutdown())
+            else:
+                stream.end(GenerationFailed("the engine is restarting", "engine_restarting"))
+
+    @property
+    def idle(self) -> bool:
+        return self._core.idle and not self._flush and not self._busy
+
+    async def receive(self, message: SchedulerMessage) -> object:
+        match message:
+            case Submit(request, stream):
+                if self._core.idle:
+                    self._last_step_s = self._now()
+                try:
+                    uid = self._core.submit(request, self._now())
+                except QueueFull as full:
+                    raise TooManyRequests(str(full)) from None
+                self._streams[uid] = stream
+                self._kick()
+                return Accepted(uid)
+            case Cancel(uid):
+                self._core.cancel(uid, self._now())
+                self._kick()
+                return None
+            case CacheSettled(outcome):
+                if isinstance(outcome, Exception):
+                    raise outcome
+                self._core.settled(outcome, self._now())
+                self._flush = self._stopping and outcome.flushing
+                self._start_reads()
+                self._core.close_ended(self._now())
+                self._emit()
+                self._step()
+                return None
+            case StepDone(plan, outcome):
+                if isinstance(outcome, Exception):
+                    raise outcome
+                self._last_step_s = self._now()
+                if isinstance(outcome, StepResult):
+                    self._measure(plan, outcome)
+                self._core.apply(plan, outcome, self._now())
+                self._emit()
+                self._cancel_abandoned()
+                self._busy = False
+                self._kick()
+                return None
+            case BlocksRead(uid, outcome):
+                if isinstance(outcome, ActorGone | Rejected):
+                    outcome = ReadOutcome((), reason=str(outcome))  # it is computed instead
+                if isinstance(outcome, Exception):
+                    raise outcome
+                self._core.blocks_read(uid, outcome.payloads, outcome.lost, self._now())
+                self._kick()
+                return None
+            case DrainExpired():
+                for uid, stream in self._streams.items():
+                    stream.end(_shutdown())
+                    self._core.cancel(uid, self._now())
+                self._kick()
+                return None
+            case Tick():
+                self._cancel_abandoned()
+                self._report()
+                self._kick(flush=True)
+                return None
+        assert_never(message)
+
+    # ── the round ────────────────────────────────────────────────────────────────────────────
+
+    def _kick(self, *, flush: bool = False) -> None:
+        """Begin a round, unless one is under way. ``flush``: even with nothing to tell."""
+        if self._busy:
+            return
+        work = self._core.settle_work(self._now())
+        if work or flush or self._flush:
+            self._busy = True
+            self.pipe(self._cache.ask(Settle(work)), wrap=CacheSettled)
+        else:
+            self._core.close_ended(self._now())
+            self._emit()
+            self._step()
+
+    def _step(self) -> None:
+        plan = self._core.plan()
+        if plan is not None:
+            self._busy = True
+
+            def done(outcome: object, plan: StepPlan = plan) -> StepDone:
+                return StepDone(plan, outcome)  # pyright: ignore[reportArgumentType]
+
+            self.pipe(self._runner.ask(RunStep(plan)), wrap=done)
+        elif self._busy and self._flush:
+            self.pipe(self._settle_later(), wrap=CacheSettled)
+        elif self._busy:
+            self._busy = False
+            self._kick()
+
+    async def _settle_later(self) -> Settled:
+        """While stopping: the writer has no room now for what is still to be written."""
+        await asyncio.sleep(FLUSH_PAUSE_S)
+        return await self._cache.ask(Settle(SettleWork()))
+
+    def _start_reads(self) -> None:
+        for uid, refs in self._core.take_reads():
+            assert self._reader is not None, "cold blocks without a cold tier"
+
+            def done(outcome: object, uid: Uid = uid) -> BlocksRead:
+                return BlocksRead(uid, outcome)  # pyright: ignore[reportArgumentType]
+
+            self.pipe(self._reader.ask(ReadBlocks(refs)), wrap=done)
+
+    # ── to the clients ───────────────────────────────────────────────────────────────────────
+
+    def _emit(self) -> None:
+        for event in self._core.take_events():
+            match event:
+                case Delta(uid, text, sampled):
+                    if not self._streams[uid].ended:
+                        self._streams[uid].write(TextDelta(text, (sampled,)))
+                case Closed():
+                    self._end(event)
+
+    def _end(self, closed: Closed) -> None:
+        stream = self._streams.pop(closed.uid)
+        record = self._record(closed)
+        self._stats.offer(RequestEnded(record))
+        if stream.ended:
+            return  # it was told already that the server shuts down
+        if closed.error is not None:
+            stream.end(GenerationFailed(closed.error))
+        else:
+            stream.write(Ended(closed.text, record))
+            stream.end()
+
+    def _cancel_abandoned(self) -> None:
+        for uid, stream in self._streams.items():
+            if stream.cancelled:
+                self._core.cancel(uid, self._now())
+
+    def _record(self, closed: Closed) -> RequestRecord:
+        times, request = closed.times, closed.request
+        ended = times.ended or self._now()
+
+        def ms(start: float | None, stop: float | None) -> float:
+            return 0.0 if start is None or stop is None else 1000 * (stop - start)
+
+        first = times.first_token
+        return RequestRecord(
+            id=request.request_id,
+            time=self._wall(),
+            client=request.client,
+            route=request.route,
+            model=request.model,
+            prompt_tokens=len(request.prompt),
+            cached_tokens=closed.cached_tokens,
+            cached_ram=closed.cached_ram,
+            cached_ssd=closed.cached_ssd,
+            generated_tokens=closed.generated_tokens,
+            prefilled=closed.prefilled,
+            finish_reason=None if closed.error else closed.finish_reason,
+            error=closed.error,
+            queue_ms=ms(times.submitted, times.looked_up),
+            lookup_ms=ms(times.looked_up, times.granted),
+            restore_ms=ms(times.granted, times.restored) + 1000 * closed.restore_s,
+            prefill_ms=max(0.0, ms(times.restored, first) - 1000 * closed.restore_s),
+            decode_ms=ms(first, ended),
+            ttft_ms=None if first is None else ms(times.submitted, first),
+            total_ms=ms(times.submitted, ended),
+            reuse_reason=closed.reuse_ended.reason,
+            reuse_token=closed.reuse_ended.token,
+        )
+
+    # ── what the dashboard shows ─────────────────────────────────────────────────────────────
+
+    def _measure(self, plan: StepPlan, result: StepResult) -> None:
+        if result.prefilled_tokens and result.prefill_s > 0:
+            speed = result.prefilled_tokens / result.prefill_s
+            self._prefill_tps = _blend(self._prefill_tps, speed)
+        if result.sampled and result.decode_s > 0:
+            self._decode_tps = _blend(self._decode_tps, len(result.sampled) / result.decode_s)
+
+    def _report(self) -> None:
+        age = 0.0 if self._core.idle else self._now() - self._last_step_s
+        gauges = EngineGauges(
+            self._core.num_running,
+            self._core.num_waiting,
+            age,
+            self._prefill_tps,
+            self._decode_tps,
+        )
+        rows = tuple(self._row(sequence) for sequence in self._core.sequences())
+        self._stats.offer(EngineReport(gauges, rows))
+
+    def _row(self, sequence: Sequence) -> RunningRow:
+        request = sequence.request
+        age = self._now() - sequence.times.submitted
+        computed = min(sequence.num_computed, sequence.num_prompt) - sequence.num_cached
+        return RunningRow(
+            id=request.request_id,
+            time=self._wall() - age,
+            client=request.client,
+            route=request.route,
+            model=request.model,
+            state=_STATE_WORDS[sequence.state],
+            prompt_tokens=sequence.num_prompt,
+            cached_tokens=sequence.num_cached,
+            computed_tokens=max(0, computed),
+            generated_tokens=sequence.num_generated,
+        )
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+_STATE_WORDS = {
+    State.WAITING: "waiting",
+    State.LOOKING: "waiting",
+    State.RESTORING: "restoring",
+    State.READY: "restoring",
+    State.PREFILL: "prefill",
+    State.DECODE: "decode",
+    State.CLOSING: "closing",
+}
+
+
+def _shutdown() -> GenerationFailed:
+    return GenerationFailed("the server is shutting down", "server_shutdown")
+
+
+def _blend(past: float, now: float) -> float:
+    return now if past == 0 else SPEED_MEMORY * past + (1 - SPEED_MEMORY) * now

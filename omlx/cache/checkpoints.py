@@ -1,0 +1,99 @@
+"""Where recurrent states are worth keeping, and which of them to let go.
+
+A recurrent state is the fold of all tokens before it: it can be continued only from exactly the
+position it was taken at, and it weighs as much as thousands of tokens of KV. So it is kept at few
+positions, those that the next request is likely to begin with:
+
+    LAST      before the prompt's final token     a repeat, a regenerate
+    TURN      the end of a finished turn          the next turn
+    SYSTEM    the end of the system part          another conversation
+    BRANCH    where a second prompt left a first  the third one that shares that beginning
+    LATTICE   every ``interval`` tokens           whatever diverges elsewhere
+
+A prompt is cut exactly there. With age a chain's checkpoints are thinned: SYSTEM and BRANCH ones,
+which others share, go last; of the rest the newest stay, and behind them ever fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Place(IntEnum):
+    """Why a checkpoint is where it is. The higher, the longer it is kept."""
+
+    LATTICE = 0
+    LAST = 1
+    TURN = 2
+    BRANCH = 3
+    SYSTEM = 4
+
+
+SHARED = (Place.BRANCH, Place.SYSTEM)
+
+NEWEST_KEPT = 4
+"""Of a chain, whatever their place: two turns back each has its TURN and its LAST."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A checkpoint of a chain, for the decision whether to keep it."""
+
+    position: int
+    place: Place
+
+
+def cuts(
+    num_prompt: int,
+    num_cached: int,
+    *,
+    interval: int,
+    num_system: int = 0,
+    branch: int | None = None,
+) -> dict[int, Place]:
+    """Positions of a prompt at which to stop and keep the state, behind what is restored.
+
+    The last is always one before the prompt's end. Where two reasons meet the stronger counts.
+    """
+    last = num_prompt - 1
+    wanted = [(position, Place.LATTICE) for position in range(interval, last, interval)]
+    wanted.append((last, Place.LAST))
+    if branch is not None:
+        wanted.append((branch, Place.BRANCH))
+    if num_system:
+        wanted.append((num_system, Place.SYSTEM))
+    chosen: dict[int, Place] = {}
+    for position, place in wanted:
+        if num_cached < position <= last and position > 0:
+            chosen[position] = max(place, chosen.get(position, place))
+    return dict(sorted(chosen.items()))
+
+
+def next_cut(positions: Iterable[int], position: int, limit: int) -> int:
+    """The first cut behind ``position``, at most ``limit``."""
+    return min((cut for cut in positions if position < cut < limit), default=limit)
+
+
+def thin(marks: Sequence[Mark], interval: int) -> list[Mark]:
+    """Which checkpoints of one chain to let go, when its newest was just added.
+
+    Kept: shared ones; the newest few; of the others one in each stretch that doubles in length
+    with its distance from the end, so that a divergence at distance d recomputes at most about d
+    tokens, and a chain of n tokens keeps about log n of them.
+    """
+    ordered = sorted(marks, key=lambda mark: mark.position)
+    if len(ordered) <= NEWEST_KEPT:
+        return []
+    end = ordered[-1].position
+    drop: list[Mark] = []
+    taken: set[int] = set()
+    for mark in reversed(ordered[:-NEWEST_KEPT]):
+        if mark.place in SHARED:
+            continue
+        stretch = ((end - mark.position) // max(1, interval)).bit_length()
+        if stretch in taken:
+            drop.append(mark)
+        taken.add(stretch)
+    return drop

@@ -1,0 +1,50 @@
+"""Puts the cache together from what the settings and the model say."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from omlx.cache.hybrid_cache import ModelCacheConfig
+from omlx.cache.prefix_cache import BlockAwarePrefixCache
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSizes:
+    """Every limit of the cache, resolved to numbers."""
+
+    block_size: int
+    hot_limit_bytes: int
+    ssd_limit_bytes: int
+    pending_limit_bytes: int
+    initial_blocks: int = 256
+    max_blocks: int = 1 << 20
+    checkpoint_interval: int = 2048
+
+
+def namespace_of(fingerprint: str, config: ModelCacheConfig, block_size: int) -> str:
+    """16 hex digits for everything that determines a block's bytes; another value, other files.
+
+    ``fingerprint`` covers weights, config and tokenizer; the layout covers layer kinds, shapes
+    and KV dtype.
+    """
+    parts = ("3", fingerprint, config.describe(), str(block_size))
+    joined = b"".join(len(p).to_bytes(4, "little") + p for p in (t.encode() for t in parts))
+    return hashlib.sha256(joined).hexdigest()[:16]
+
+
+class CacheFactory:
+    @staticmethod
+    def build(namespace: str, config: ModelCacheConfig, sizes: CacheSizes) -> BlockAwarePrefixCache:
+        return BlockAwarePrefixCache(
+            namespace=namespace,
+            block_size=sizes.block_size,
+            bytes_per_token=config.bytes_per_token,
+            hot_limit_bytes=sizes.hot_limit_bytes,
+            ssd_limit_bytes=sizes.ssd_limit_bytes,
+            pending_limit_bytes=sizes.pending_limit_bytes,
+            checkpoint_bytes=config.checkpoint_bytes,
+            checkpoint_interval=sizes.checkpoint_interval,
+            initial_blocks=sizes.initial_blocks,
+            max_blocks=sizes.max_blocks,
+        )

@@ -1,0 +1,223 @@
+"""The hot tier's pool: which places exist, who holds them, how many bytes they take.
+
+The pool starts small and grows by steps; what it holds is limited in *bytes*, because a tail
+block is smaller than a full one. Payloads live with the engine, under the block's id: the pool
+only says which ids are to be dropped (``take_dropped``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from omlx.cache.blocks import BlockHash, BlockId, CacheBlock, FreeKVCacheBlockQueue
+
+GROW_BY = 256
+
+
+class PagedCacheManager:
+    """A block is held, cached or blank (see CacheBlock).
+
+    ``on_block_hash_dropped(hash)`` is called whenever a hash stops being findable here, so that
+    an index of hashes elsewhere never disagrees with this one.
+    """
+
+    def __init__(
+        self,
+        *,
+        limit_bytes: int,
+        initial_blocks: int = GROW_BY,
+        max_blocks: int = 1 << 20,
+        on_block_hash_dropped: Callable[[BlockHash], None] = lambda _hash: None,
+    ) -> None:
+        assert max_blocks >= 1
+        self._max_blocks = max_blocks
+        self._on_block_hash_dropped = on_block_hash_dropped
+        self.limit_bytes = limit_bytes
+        self._begin(min(initial_blocks, max_blocks))
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds and that can be found."""
+        return len(self._queue)
+
+    @property
+    def num_blank(self) -> int:
+        return len(self._blank)
+
+    @property
+    def num_held(self) -> int:
+        return self.num_blocks - self.num_cached - self.num_blank
+
+    @property
+    def num_shared(self) -> int:
+        return sum(block.ref_count > 1 for block in self._blocks)
+
+    def get(self, block_hash: BlockHash) -> BlockId | None:
+        return self._by_hash.get(block_hash)
+
+    def allocate_block(self, nbytes: int, protect: BlockHash | None = None) -> BlockId | None:
+        """Take a block for a payload of ``nbytes``; it is held once and has no hash yet.
+
+        Gives up cached blocks, leaf first, until the limit holds, but never ``protect``: that is
+        the parent of the block to be stored. None when there is no room.
+        """
+        if nbytes > self.limit_bytes:
+            return None
+        while self.hot_bytes + nbytes > self.limit_bytes or not self._has_blank():
+            victim = self._queue.front
+            if victim is None or victim.block_hash == protect:
+                return None
+            self._forget(victim)
+        block = self._blocks[self._blank.pop()]
+        block.ref_count, block.nbytes = 1, nbytes
+        self.hot_bytes += nbytes
+        return block.block_id
+
+    def seal(self, block_id: BlockId, block_hash: BlockHash, parent: BlockHash | None) -> None:
+        """Record that a held block is filled, name it and let it go: it can now be found.
+
+        ``parent``: the block's parent, if that is cached too; the new block is given up first.
+        """
+        block = self._blocks[block_id]
+        assert block.ref_count == 1, "only its writer holds a block that is being filled"
+        assert block.block_hash is None, "a block is sealed once"
+        assert block_hash not in self._by_hash, "one block a hash"
+        block.block_hash = block_hash
+        self._by_hash[block_hash] = block_id
+        block.ref_count = 0
+        parent_id = None if parent is None else self._by_hash.get(parent)
+        parent_block = None if parent_id is None else self._blocks[parent_id]
+        if parent_block is not None and parent_block.ref_count == 0:
+            self._queue.insert_before(block, parent_block)
+        else:
+            self._queue.append(block)
+        self._shrink()
+
+    def abandon(self, block_id: BlockId) -> None:
+        """Give back a held block that was never filled."""
+        block = self._blocks[block_id]
+        assert block.ref_count == 1, "only its writer holds a block that is being filled"
+        assert block.block_hash is None, "a sealed block is released, not abandoned"
+        block.ref_count = 0
+        self._blank_out(block)
+
+    def acquire_cached_block(self, block_id: BlockId, block_hash: BlockHash) -> bool:
+        """Add a reader, if the block still is what the look-up saw; False when it is not."""
+        block = self._blocks[block_id]
+        if block.block_hash != block_hash:
+            return False
+        if block.ref_count == 0:
+            self._queue.remove(block)
+        block.ref_count += 1
+        return True
+
+    def release(self, block_ids: Iterable[BlockId]) -> None:
+        """Drop one reader from each block of a chain, given from its head to its tail.
+
+        The tail goes into the queue first: it names the longest prefix, hence the one least
+        likely to be asked for again, hence the first to give up.
+        """
+        for block_id in reversed(list(block_ids)):
+            block = self._blocks[block_id]
+            assert block.ref_count > 0, "released more often than held"
+            block.ref_count -= 1
+            if block.ref_count == 0:
+                self._queue.append(block)
+        self._shrink()
+
+    def touch(self, chain: Iterable[BlockHash]) -> None:
+        """Make a chain, from its head to its tail, the last to be given up."""
+        for block_hash in reversed(list(chain)):
+            block_id = self._by_hash.get(block_hash)
+            if block_id is not None and self._blocks[block_id].ref_count == 0:
+                self._queue.remove(self._blocks[block_id])
+                self._queue.append(self._blocks[block_id])
+
+    def evict_block_permanently(self, block_hash: BlockHash) -> bool:
+        """Forget a cached block now. False when it is unknown or held."""
+        block_id = self._by_hash.get(block_hash)
+        if block_id is None or self._blocks[block_id].ref_count > 0:
+            return False
+        self._forget(self._blocks[block_id])
+        return True
+
+    def set_limit(self, limit_bytes: int) -> None:
+        """A lower limit holds at once, but for blocks that are held, until they are let go."""
+        self.limit_bytes = limit_bytes
+        self._shrink()
+
+    def clear(self) -> int:
+        """Forget every cached block; returns how many. Held ones stay."""
+        count = len(self._queue)
+        while self._queue.front is not None:
+            self._forget(self._queue.front)
+        return count
+
+    def start_over(self) -> None:
+        """Every payload is gone, and so is whoever held blocks. Reports no hash as dropped."""
+        self._begin(self.num_blocks)
+
+    def take_dropped(self) -> tuple[BlockId, ...]:
+        """Ids whose payload is to be dropped, each once, in order. Forgets them."""
+        dropped, self._dropped = tuple(self._dropped), []
+        return dropped
+
+    def check(self) -> None:
+        """Assert what this class promises about its own state. O(blocks): for tests and idle."""
+        queued = [block.block_id for block in self._queue]
+        assert len(set(queued)) == len(queued) == len(self._queue)
+        assert set(queued).isdisjoint(self._blank)
+        for block in self._blocks:
+            assert (block.ref_count == 0) == (
+                block.block_id in set(queued) or block.block_id in set(self._blank)
+            ), "a block is held, cached or blank"
+        assert all(self._blocks[i].block_hash is not None for i in queued)
+        assert all(self._blocks[i].block_hash is None for i in self._blank)
+        named = {b.block_hash: b.block_id for b in self._blocks if b.block_hash is not None}
+        assert named == self._by_hash
+        assert self.hot_bytes == sum(block.nbytes for block in self._blocks)
+        held = sum(block.nbytes for block in self._blocks if block.ref_count > 0)
+        assert self.hot_bytes <= max(self.limit_bytes, held)
+
+    def _begin(self, num_blocks: int) -> None:
+        self._blocks: list[CacheBlock] = []
+        self._blank: list[BlockId] = []
+        self._queue = FreeKVCacheBlockQueue()
+        self._by_hash: dict[BlockHash, BlockId] = {}
+        self._dropped: list[BlockId] = []
+        self.hot_bytes = 0
+        self._grow(num_blocks)
+
+    def _shrink(self) -> None:
+        while self.hot_bytes > self.limit_bytes and self._queue.front is not None:
+            self._forget(self._queue.front)
+
+    def _has_blank(self) -> bool:
+        if not self._blank and self.num_blocks < self._max_blocks:
+            self._grow(min(GROW_BY, self._max_blocks - self.num_blocks))
+        return bool(self._blank)
+
+    def _grow(self, count: int) -> None:
+        first = len(self._blocks)
+        self._blocks += [CacheBlock(BlockId(first + i)) for i in range(count)]
+        self._blank += [BlockId(first + i) for i in reversed(range(count))]
+
+    def _forget(self, block: CacheBlock) -> None:
+        """Drop a cached block's name and payload together."""
+        assert block.block_hash is not None
+        block_hash = block.block_hash
+        self._queue.remove(block)
+        del self._by_hash[block_hash]
+        block.block_hash = None
+        self._blank_out(block)
+        self._on_block_hash_dropped(block_hash)
+
+    def _blank_out(self, block: CacheBlock) -> None:
+        self.hot_bytes -= block.nbytes
+        block.nbytes = 0
+        self._blank.append(block.block_id)
+        self._dropped.append(block.block_id)

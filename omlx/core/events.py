@@ -1,0 +1,64 @@
+"""What the scheduler tells of a sequence: text as it comes, and once its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omlx.cache.tickets import ReuseEnded
+from omlx.core.plan import Sampled, Uid
+from omlx.core.sequence import Request, Sequence, Times
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Text that can be shown now; may be empty when a token completes no character."""
+
+    uid: Uid
+    text: str
+    sampled: Sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The end of a sequence, told once. Everything a client or a log may want to know of it."""
+
+    uid: Uid
+    request: Request
+    finish_reason: str | None
+    """stop, length, cancelled; None with ``error``."""
+    error: str | None
+    text: str
+    """What was still held back."""
+    generated_tokens: int
+    cached_tokens: int
+    cached_ram: int
+    cached_ssd: int
+    prefilled: bool
+    """Whether its prefill ended: only then it counts as processed."""
+    reuse_ended: ReuseEnded
+    times: Times
+    prefill_s: float
+    restore_s: float
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> Closed:
+        """What is to be told of a sequence that has ended."""
+        return cls(
+            sequence.uid,
+            sequence.request,
+            sequence.finish_reason,
+            sequence.error,
+            sequence.text.finish(),
+            sequence.num_generated,
+            sequence.num_cached,
+            sequence.cached_ram,
+            sequence.cached_ssd,
+            sequence.times.first_token is not None,
+            sequence.ended,
+            sequence.times,
+            sequence.prefill_s,
+            sequence.restore_s,
+        )
+
+
+Event = Delta | Closed

@@ -1,0 +1,83 @@
+"""A conversation to token ids, so that no text of a client can pose as a control token.
+
+The template is rendered to text and the text encoded with the tokenizer's control tokens; but
+where something *of the client* contains the spelling of one, be it in a message, a tool or an
+option, that spelling is encoded as the plain text it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from omlx.core.chat import Conversation, TemplateRefused, template_messages
+
+# Private-use characters around a number stand for a spelling while the template is rendered.
+_OPEN, _CLOSE = "\ue0b0", "\ue0b1"
+_MARKS = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
+
+
+class AddedToken(Protocol):
+    @property
+    def special(self) -> bool:
+        """Whether it is a control token. Others, such as <think>, are words of the model."""
+        ...
+
+
+class ChatTokenizer(Protocol):
+    """What is used of mlx-lm's tokenizer."""
+
+    @property
+    def added_tokens_decoder(self) -> Mapping[int, AddedToken]: ...
+
+    def apply_chat_template(self, messages: Any, /, **options: Any) -> Any: ...
+
+    def encode(self, text: str, /, **options: Any) -> list[int]: ...
+
+
+def render(tokenizer: ChatTokenizer, conversation: Conversation) -> tuple[str, list[int]]:
+    """The prompt as text and as ids, generation prompt added. Raises TemplateRefused."""
+    control = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
+    # The longest first, or "<a>" would be found in "<<a>>"; and what a mark begins with.
+    spellings = [*sorted(control, key=len, reverse=True), _OPEN]
+    options = json.loads(conversation.template_options or "{}")
+    tools = json.loads(conversation.tools) if conversation.tools else None
+    try:
+        text = tokenizer.apply_chat_template(
+            _masked(template_messages(conversation), spellings),
+            tools=_masked(tools, spellings),
+            add_generation_prompt=True,
+            tokenize=False,
+            **_masked(options, spellings),
+        )
+    except Exception as error:  # templates raise whatever their author chose
+        raise TemplateRefused(f"the model's chat template refuses it: {error}") from None
+    ids: list[int] = []
+    prompt: list[str] = []
+    for index, part in enumerate(_MARKS.split(text)):
+        literal = index % 2 == 1
+        piece = spellings[int(part)] if literal else part
+        if piece:
+            prompt.append(piece)
+            ids += tokenizer.encode(piece, add_special_tokens=False, split_special_tokens=literal)
+    return "".join(prompt), ids
+
+
+def _masked(value: Any, spellings: list[str]) -> Any:
+    """``value`` with a mark in place of each spelling, in every text that it holds."""
+    mark = {spelling: f"{_OPEN}{index}{_CLOSE}" for index, spelling in enumerate(spellings)}
+    pattern = re.compile("|".join(map(re.escape, spellings)))
+
+    def masked(value: Any) -> Any:
+        match value:
+            case str():
+                return pattern.sub(lambda found: mark[found[0]], value)
+            case list():
+                return [masked(item) for item in value]
+            case dict():
+                return {masked(key): masked(item) for key, item in value.items()}
+        return value
+
+    return masked(value)

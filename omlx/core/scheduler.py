@@ -1,0 +1,398 @@
+"""Which sequence gets what in the next step. Pure: it decides, others look up and compute.
+
+One round is: ``settle_work`` to the cache, ``settled`` back; ``plan`` to the engine, ``apply``
+back. A step decodes one token for every decoding row and computes one chunk of one prompt, so a
+running stream never waits for more than a chunk. Chunks end at multiples of ``chunk_tokens``
+counted from the prompt's first token: where a prompt is cut depends on the prompt alone, never on
+what was cached, so that cold and restored runs round alike.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+
+from omlx.cache.blocks import BlockId, PackedTokens
+from omlx.cache.checkpoints import cuts, next_cut
+from omlx.cache.tickets import BlockRef, Grant, Reason, ReuseEnded, WriteTicket
+from omlx.core.events import Closed, Delta, Event
+from omlx.core.limits import SchedulerLimits
+from omlx.core.outbox import Outbox
+from omlx.core.plan import (
+    Fault,
+    HostBlock,
+    LookUp,
+    LostFile,
+    Prefill,
+    Sampled,
+    Seal,
+    Settled,
+    SettleWork,
+    StepFailed,
+    StepPlan,
+    StepResult,
+    Store,
+    Uid,
+    Written,
+)
+from omlx.core.sequence import Request, Sequence, State, Times
+from omlx.core.text import Detokenizer, TextStream
+
+
+class QueueFull(Exception):
+    """As many requests run and wait as may."""
+
+
+class Scheduler:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        *,
+        eos_tokens: frozenset[int],
+        hidden_tokens: frozenset[int],
+        detokenizer: Callable[[], Detokenizer],
+    ) -> None:
+        self.limits = limits
+        self._eos = eos_tokens
+        self._hidden = hidden_tokens | eos_tokens
+        self._detokenizer = detokenizer
+        self._next_uid = 1
+        self._waiting: deque[Sequence] = deque()
+        self._running: OrderedDict[Uid, Sequence] = OrderedDict()
+        """Sequences with a slot, in the order of their arrival."""
+        self._outbox = Outbox()
+        self._stores: list[Store] = []
+        self._writes: list[WriteTicket] = []
+        self._drops: list[BlockId] = []
+        self._to_read: list[tuple[Uid, tuple[BlockRef, ...]]] = []
+        self._events: list[Event] = []
+
+    # ── from clients ─────────────────────────────────────────────────────────────────────────
+
+    def submit(self, request: Request, now_s: float) -> Uid:
+        """Raises QueueFull."""
+        assert request.prompt, "an empty prompt gives nothing to sample from"
+        assert request.max_tokens > 0, "0 is run as 1 by the caller"
+        limits = self.limits
+        if self.num_running + self.num_waiting >= limits.max_running + limits.max_queued:
+            raise QueueFull(
+                f"{self.num_running} requests run and {self.num_waiting} wait; "
+                f"the limits are {limits.max_running} and {limits.max_queued}"
+            )
+        uid, self._next_uid = Uid(self._next_uid), self._next_uid + 1
+        text = TextStream(self._detokenizer(), stops=request.stops, hidden=self._hidden)
+        recurrent = limits.checkpoint_interval is not None
+        self._waiting.append(Sequence(uid, request, text, Times(now_s), recurrent=recurrent))
+        return uid
+
+    def cancel(self, uid: Uid, now_s: float) -> None:
+        """Harmless for a sequence that is unknown or has ended."""
+        for sequence in [s for s in self._waiting if s.uid == uid]:
+            self._waiting.remove(sequence)
+            self._end(sequence, now_s, finish_reason="cancelled")
+            self._events.append(Closed.of(sequence))
+        sequence = self._running.get(uid)
+        if sequence is not None and sequence.state is not State.CLOSING:
+            self._end(sequence, now_s, finish_reason="cancelled")
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting and not self._running
+
+    def sequences(self) -> list[Sequence]:
+        """Everything that has not ended, oldest first. For the dashboard; changes nothing."""
+        return [*self._running.values(), *self._waiting]
+
+    def take_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    # ── to and from the cache ────────────────────────────────────────────────────────────────
+
+    def settle_work(self, now_s: float) -> SettleWork:
+        """What to tell the cache before the next step; false when there is nothing."""
+        self._fill_slots(now_s)
+        limits = self.limits
+        look_ups, wishes = [], []
+        for sequence in self._running.values():
+            if sequence.state is State.LOOKING and sequence.times.looked_up is None:
+                sequence.times.looked_up = now_s
+                packed = PackedTokens(bytes(sequence.packed))
+                look_ups.append(LookUp(sequence.uid, packed, sequence.request.salt))
+            if not limits.caching:
+                sequence.wishes_nothing()
+                continue
+            wanted = [(sequence.uid, at, wish) for at, wish in sequence.wishes(limits.block_size)]
+            if wanted:
+                self._outbox.touch(sequence.chain)  # what it extends is in use
+            wishes += wanted
+        return self._outbox.take(look_ups, wishes)
+
+    def settled(self, answer: Settled, now_s: float) -> None:
+        self._drops += answer.drops
+        self._writes += answer.writes
+        for store in answer.stores:
+            self._running[store.uid].stores_left += 1
+            self._stores.append(store)
+        for uid, grant in answer.grants:
+            self._granted(self._running[uid], grant, now_s)
+
+    def take_reads(self) -> list[tuple[Uid, tuple[BlockRef, ...]]]:
+        """Cold blocks to read, by sequence; each is answered by ``blocks_read``."""
+        reads, self._to_read = self._to_read, []
+        return reads
+
+    def blocks_read(
+        self, uid: Uid, payloads: Items[HostBlock], lost: LostFile | None, now_s: float
+    ) -> None:
+        """Payloads of the sequence's cold blocks, in order, up to the first that is ``lost``."""
+        if lost is not None:
+            self._outbox.lost.append(lost)
+        sequence = self._running[uid]
+        grant = sequence.grant
+        assert grant is not None, "only granted blocks are read"
+        cold = _to_read(grant)
+        sequence.payloads = {
+            ref.block_hash: payload for ref, payload in zip(cold, payloads, strict=False)
+        }
+        if len(payloads) == len(cold) or sequence.state is State.CLOSING:
+            pass
+        elif grant.checkpoint is None:
+            reason = Reason.REJECTED_FILE if lost is not None else Reason.NO_BLOCK
+            self._cut_grant(sequence, cold[len(payloads)], reason)
+        else:
+            # Without one of its blocks a checkpoint is worth nothing: the next look-up finds the
+            # one before. A file that is only out of reach would be found again, so then none is.
+            self._give_back_grant(sequence)
+            if lost is not None:
+                sequence.look_again()
+                return
+            sequence.ended = ReuseEnded(Reason.NO_CHECKPOINT, 0)
+        if sequence.state is State.CLOSING:
+            self._give_back_grant(sequence)
+        else:
+            self._ready(sequence, now_s)
+
+    # ── to and from the engine ───────────────────────────────────────────────────────────────
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None when the engine has nothing to do."""
+        removes = [
+            s.uid
+            for s in self._running.values()
+            if s.state is State.CLOSING and s.in_engine and s.all_wished
+        ]
+        admits = [s.admit() for s in self._running.values() if s.state is State.READY]
+        prefills, starts = self._next_prefill()
+        decode = bool(starts) or any(s.state is State.DECODE for s in self._running.values())
+        plan = StepPlan(
+            tuple(self._drops),
+            tuple(self._stores),
+            tuple(self._writes),
+            tuple(removes),
+            tuple(admits),
+            tuple(prefills),
+            starts=tuple(starts),
+            decode=decode,
+        )
+        if plan == StepPlan():
+            return None
+        self._drops, self._stores, self._writes = [], [], []
+        return plan
+
+    def apply(self, plan: StepPlan, result: StepResult | StepFailed, now_s: float) -> None:
+        """Record what a step did. Sequences that were cancelled meanwhile are closing already."""
+        if isinstance(result, StepFailed):
+            self._step_failed(plan, result, now_s)
+            return
+        for fault in result.faults:
+            self._fault(fault, now_s)
+        faulty = {fault.uid for fault in result.faults}
+        self._outbox.seals += result.seals
+        self._outbox.written += result.written
+        for store in plan.stores:
+            self._running[store.uid].stores_left -= 1
+        for admit in plan.admits:
+            sequence = self._running[admit.uid]
+            sequence.in_engine = admit.uid not in faulty
+            sequence.restore_s = result.restore_s
+            self._give_back_grant(sequence, stored=admit.uid not in faulty)
+        for uid in plan.removes:
+            self._running[uid].in_engine = False
+        for prefill in plan.prefills:
+            sequence = self._running[prefill.uid]
+            if prefill.uid not in faulty:
+                sequence.num_computed = prefill.stop
+                sequence.prefill_s += result.prefill_s
+        for uid in plan.starts:
+            if self._running[uid].state is State.PREFILL:
+                self._running[uid].state = State.DECODE
+        for sampled in result.sampled:
+            sequence = self._running.get(sampled.uid)
+            if sequence is not None and sequence.state is State.DECODE:
+                self._emit(sequence, sampled, now_s)
+        self.close_ended(now_s)
+
+    # ── one sequence's way ───────────────────────────────────────────────────────────────────
+
+    def _fill_slots(self, now_s: float) -> None:
+        while self._waiting and self.num_running < self.limits.max_running:
+            sequence = self._waiting.popleft()
+            self._running[sequence.uid] = sequence
+            if self.limits.caching:
+                sequence.state = State.LOOKING
+            else:
+                sequence.times.looked_up = sequence.times.granted = now_s
+                self._ready(sequence, now_s)
+
+    def _granted(self, sequence: Sequence, grant: Grant, now_s: float) -> None:
+        sequence.grant, sequence.root = grant, grant.root
+        sequence.ended = grant.ended
+        sequence.times.granted = now_s
+        cold = _to_read(grant)
+        if sequence.state is State.CLOSING:
+            self._give_back_grant(sequence)
+        elif cold:
+            sequence.state = State.RESTORING
+            self._to_read.append((sequence.uid, cold))
+        else:
+            self._ready(sequence, now_s)
+
+    def _ready(self, sequence: Sequence, now_s: float) -> None:
+        sequence.times.restored = now_s
+        sequence.use_grant(self.limits.block_size)
+        interval = self.limits.checkpoint_interval
+        if interval is not None:
+            sequence.cuts = cuts(
+                sequence.num_prompt,
+                sequence.num_cached,
+                interval=interval,
+                num_system=sequence.request.num_system,
+                branch=sequence.grant.branch if sequence.grant else None,
+            )
+
+    def _cut_grant(self, sequence: Sequence, first_lost: BlockRef, reason: Reason) -> None:
+        """Use only what comes before a block that could not be read; give back the rest."""
+        assert sequence.grant is not None
+        blocks = sequence.grant.blocks
+        index = blocks.index(first_lost)
+        self._outbox.give_back(blocks[index:], stored=False)
+        kept = blocks[:index]
+        ended = ReuseEnded(reason, sum(ref.take for ref in kept))
+        sequence.ended = ended
+        sequence.grant = Grant(sequence.grant.root, kept, ended)
+
+    def _give_back_grant(self, sequence: Sequence, *, stored: bool = False) -> None:
+        """The restore has ended: release what it held, and say whether it filled cold places."""
+        if sequence.grant is not None:
+            self._outbox.give_back(sequence.grant.refs, stored=stored)
+            self._outbox.touch(sequence.grant.chain)
+        sequence.grant, sequence.payloads = None, {}
+
+    def _next_prefill(self) -> tuple[list[Prefill], list[Uid]]:
+        """One chunk of the oldest unfinished prompt, and every row that then can decode."""
+        prefills: list[Prefill] = []
+        starts: list[Uid] = []
+        for sequence in self._running.values():
+            if sequence.state is not State.PREFILL:
+                continue
+            last = sequence.last_prompt_position
+            position = sequence.num_computed
+            if position < last and not prefills:
+                chunk = self.limits.chunk_tokens
+                chunk_end = min((position // chunk + 1) * chunk, last)
+                position = next_cut(sequence.cuts, position, chunk_end)
+                prefills.append(Prefill(sequence.uid, position))
+            computed_now = position > sequence.num_computed
+            if position == last and not (computed_now and self.limits.cut_before_decode):
+                starts.append(sequence.uid)
+        return prefills, starts
+
+    def _emit(self, sequence: Sequence, sampled: Sampled, now_s: float) -> None:
+        sequence.emit(sampled.token, fed=self.limits.feeds_ahead)
+        if sequence.times.first_token is None:
+            sequence.times.first_token = now_s
+        shown = sequence.text.push(sampled.token)
+        if sampled.token in self._eos or sequence.text.stopped is not None:
+            finish_reason = "stop"
+        elif (
+            sequence.num_generated >= sequence.request.max_tokens
+            or sequence.num_tokens >= self.limits.max_context
+        ):
+            finish_reason = "length"
+        else:
+            finish_reason = None
+        self._events.append(Delta(sequence.uid, shown, sampled))
+        if finish_reason is not None:
+            self._end(sequence, now_s, finish_reason=finish_reason)
+
+    def _fault(self, fault: Fault, now_s: float) -> None:
+        sequence = self._running.get(fault.uid)
+        if sequence is None:
+            return
+        sequence.in_engine = False
+        sequence.chain = sequence.chain[: sequence.num_computed // self.limits.block_size]
+        if sequence.state is not State.CLOSING:
+            self._end(sequence, now_s, error=fault.message)
+
+    def _end(
+        self,
+        sequence: Sequence,
+        now_s: float,
+        *,
+        finish_reason: str | None = None,
+        error: str | None = None,
+    ) -> None:
+        """No token will follow. What it holds outside the engine is given back here."""
+        before, sequence.state = sequence.state, State.CLOSING
+        sequence.finish_reason, sequence.error = finish_reason, error
+        sequence.times.ended = now_s
+        if before is State.READY:
+            self._give_back_grant(sequence)
+
+    def close_ended(self, now_s: float) -> None:
+        """Tell the end of each sequence that holds nothing and whose blocks can be found.
+
+        Called after each settle; harmless at any time.
+        """
+        for sequence in list(self._running.values()):
+            waits = (
+                sequence.in_engine
+                or sequence.stores_left
+                or sequence.grant is not None
+                or (sequence.times.looked_up is not None and sequence.times.granted is None)
+            )
+            if sequence.state is State.CLOSING and not waits and not self._outbox.seals:
+                del self._running[sequence.uid]
+                self._outbox.touch(sequence.chain)
+                self._events.append(Closed.of(sequence))
+
+    def _step_failed(self, plan: StepPlan, failed: StepFailed, now_s: float) -> None:
+        """Every row is gone. Their requests end with the error; those still waiting do not."""
+        self._outbox.seals += [Seal(store.ticket, False, False) for store in plan.stores]
+        self._outbox.written += [Written(ticket, False) for ticket in plan.writes]
+        self._drops = [*plan.drops, *self._drops]
+        for store in plan.stores:
+            self._running[store.uid].stores_left -= 1
+        for admit in plan.admits:
+            self._running[admit.uid].in_engine = True
+            self._give_back_grant(self._running[admit.uid])
+        for sequence in self._running.values():
+            if sequence.in_engine:
+                self._fault(Fault(sequence.uid, failed.message), now_s)
+        self.close_ended(now_s)
+
+
+def _to_read(grant: Grant) -> tuple[BlockRef, ...]:
+    """Its cold blocks in order; the checkpoint first, as the likelier to be refused."""
+    first = (grant.checkpoint,) if grant.checkpoint is not None else ()
+    return tuple(ref for ref in (*first, *grant.blocks) if ref.cold)

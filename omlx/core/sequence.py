@@ -1,0 +1,210 @@
+"""One request being generated, and the states it goes through.
+
+WAITING -> LOOKING -> (RESTORING ->) READY -> PREFILL -> DECODE -> CLOSING -> gone
+   |          |            |           |         |                   ^
+   +----------+------------+-----------+---------+--- cancel, fault -+
+
+WAITING     no slot yet
+LOOKING     the cache is asked for its prefix
+RESTORING   cold blocks of its prefix are being read
+READY       the engine makes a row of it in the next step
+PREFILL     its prompt is computed, chunk by chunk, up to its last token
+DECODE      each step feeds its last token and samples the next
+CLOSING     it has ended; what it computed is stored before its end is told
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from omlx.cache.blocks import (
+    TOKEN_BYTES,
+    BlockHash,
+    PackedTokens,
+    chain_hash,
+    pack_tokens,
+    state_hash,
+)
+from omlx.cache.checkpoints import Place
+from omlx.cache.tickets import BlockRef, Grant, Reason, ReuseEnded, StoreWish
+from omlx.core.plan import GREEDY, Admit, HostBlock, Restore, Sampling, Uid
+from omlx.core.text import TextStream
+
+NOT_LOOKED_UP = ReuseEnded(Reason.DISABLED, 0)
+
+
+class State(Enum):
+    WAITING = auto()
+    LOOKING = auto()
+    RESTORING = auto()
+    READY = auto()
+    PREFILL = auto()
+    DECODE = auto()
+    CLOSING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be generated, validated. ``max_tokens`` is at least 1."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling = GREEDY
+    stops: tuple[str, ...] = ()
+    salt: str = ""
+    num_system: int = 0
+    """Tokens of the prompt that belong to its system part, which other prompts may share."""
+    model: str = ""
+    client: str = ""
+    route: str = ""
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds on the scheduler's clock; None: has not happened."""
+
+    submitted: float
+    looked_up: float | None = None
+    granted: float | None = None
+    restored: float | None = None
+    first_token: float | None = None
+    ended: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    uid: Uid
+    request: Request
+    text: TextStream
+    times: Times
+    state: State = State.WAITING
+    packed: bytearray = field(default_factory=bytearray)
+    """Prompt and every emitted token, packed."""
+    recurrent: bool = False
+    """Whether the model keeps recurrent states, so that checkpoints are needed."""
+    num_generated: int = 0
+    num_computed: int = 0
+    """Tokens whose KV is in the row: a number that restore, prefill and decode all move."""
+    root: BlockHash | None = None
+    chain: list[BlockHash] = field(default_factory=list)
+    """Names of its full blocks that are stored, or were asked to be."""
+    cuts: dict[int, Place] = field(default_factory=dict)
+    """Positions at which its recurrent state is kept, and why; empty for other models."""
+    tail_wished: bool = False
+    all_wished: bool = False
+    """It has ended, and everything it computed was asked to be stored."""
+    grant: Grant | None = None
+    payloads: dict[BlockHash, HostBlock] = field(default_factory=dict)
+    num_cached: int = 0
+    cached_ram: int = 0
+    cached_ssd: int = 0
+    ended: ReuseEnded = NOT_LOOKED_UP
+    in_engine: bool = False
+    stores_left: int = 0
+    finish_reason: str | None = None
+    error: str | None = None
+    prefill_s: float = 0.0
+    restore_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.packed += pack_tokens(self.request.prompt)
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def last_prompt_position(self) -> int:
+        """Prefill ends here: the last prompt token is fed by the first decode step."""
+        return self.num_prompt - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated."""
+        return self.num_prompt + self.num_generated
+
+    def emit(self, token: int, *, fed: bool) -> None:
+        """Add a sampled token; ``fed``: its KV is computed already."""
+        self.packed += pack_tokens((token,))
+        self.num_generated += 1
+        self.num_computed = self.num_tokens - (not fed)
+
+    def use_grant(self, block_size: int) -> None:
+        """The prefix it was granted is at hand: READY."""
+        self.state = State.READY
+        blocks = self.grant.blocks if self.grant else ()
+        self.chain = [ref.block_hash for ref in blocks if ref.take == ref.num_tokens == block_size]
+        self.num_computed = self.num_cached = sum(ref.take for ref in blocks)
+        self.cached_ssd = sum(ref.take for ref in blocks if ref.cold)
+        self.cached_ram = self.num_cached - self.cached_ssd
+
+    def look_again(self) -> None:
+        """What it was granted turned out not to be there: back to LOOKING."""
+        self.state = State.LOOKING
+        self.times.looked_up = self.times.granted = None
+
+    def admit(self) -> Admit:
+        """Make a row of it in the next step: PREFILL."""
+        self.state = State.PREFILL
+        grant, request = self.grant, self.request
+        restores = tuple(map(self._restore, grant.blocks)) if grant else ()
+        state = self._restore(grant.checkpoint) if grant and grant.checkpoint else None
+        return Admit(self.uid, request.prompt, request.sampling, restores, state)
+
+    def _restore(self, ref: BlockRef) -> Restore:
+        return Restore(ref.take, ref.block_id, self.payloads.get(ref.block_hash))
+
+    def wishes(self, block_size: int) -> list[tuple[int, StoreWish]]:
+        """(position, wish) of blocks to be stored: full ones as they come, the tail at its end."""
+        if not self.in_engine or self.all_wished:
+            return []
+        closing = self.state is State.CLOSING
+        self.all_wished = closing
+        wishes = self._full_block_wishes(block_size)
+        place = self.cuts.pop(self.num_computed, None)
+        if closing and self.recurrent:
+            place = Place.TURN
+        if place is not None and self.num_computed > self.num_cached:
+            wishes.append(self._checkpoint_wish(block_size, place))
+        prompt_done = self.num_computed >= self.last_prompt_position
+        if closing or (prompt_done and not self.tail_wished):
+            stop = self.num_computed if closing else self.last_prompt_position
+            start = len(self.chain) * block_size
+            if stop > start:
+                wishes.append((start, self._wish(start, stop, persist=closing)))
+            self.tail_wished = True
+        return wishes
+
+    def wishes_nothing(self) -> None:
+        """Nothing is stored, so an ended row need not wait for it."""
+        self.all_wished = self.all_wished or self.state is State.CLOSING
+
+    def _full_block_wishes(self, block_size: int) -> list[tuple[int, StoreWish]]:
+        """Each computed full block is asked for once."""
+        wishes: list[tuple[int, StoreWish]] = []
+        while (len(self.chain) + 1) * block_size <= self.num_computed:
+            start = len(self.chain) * block_size
+            wish = self._wish(start, start + block_size, persist=True)
+            self.chain.append(wish.block_hash)
+            wishes.append((start, wish))
+        return wishes
+
+    def _checkpoint_wish(self, block_size: int, place: Place) -> tuple[int, StoreWish]:
+        """The state as it is now, under the parent of the block that ends here."""
+        depth = (self.num_computed - 1) // block_size
+        start = depth * block_size
+        parent = self.chain[depth - 1] if depth else self.root
+        assert parent is not None, "nothing is stored before the look-up gave the root"
+        tokens = self._packed(start, self.num_computed)
+        return start, StoreWish(parent, state_hash(parent, tokens), tokens, True, place)
+
+    def _packed(self, start: int, stop: int) -> PackedTokens:
+        return PackedTokens(bytes(self.packed[TOKEN_BYTES * start : TOKEN_BYTES * stop]))
+
+    def _wish(self, start: int, stop: int, *, persist: bool) -> StoreWish:
+        assert self.root is not None, "nothing is stored before the look-up gave the root"
+        parent = self.chain[-1] if self.chain else self.root
+        tokens = self._packed(start, stop)
+        return StoreWish(parent, chain_hash(parent, tokens), tokens, persist)

@@ -1,0 +1,281 @@
+"""What is counted: one record a request; totals are sums of records. Pure.
+
+Client, log line, dashboard and metrics all read the same record, so they can't disagree.
+
+    processed    prompt tokens of requests whose prefill ended, each request once
+    cached       those of them whose computation was skipped
+    efficiency   cached / processed, 0 when nothing was processed
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """Everything that is told of a request, at its end. Durations in ms.
+
+    ``0 <= cached_tokens < prompt_tokens``: at least one prompt token is always computed.
+    """
+
+    id: str
+    time: float
+    """Unix seconds of its end."""
+    client: str
+    route: str
+    model: str
+    prompt_tokens: int
+    cached_tokens: int
+    cached_ram: int
+    cached_ssd: int
+    generated_tokens: int
+    prefilled: bool
+    """Its prefill ended. Only then does its prompt count as processed."""
+    finish_reason: str | None
+    """stop, length, cancelled; None with ``error``."""
+    error: str | None
+    queue_ms: float
+    lookup_ms: float
+    restore_ms: float
+    prefill_ms: float
+    decode_ms: float
+    ttft_ms: float | None
+    total_ms: float
+    reuse_reason: str
+    reuse_token: int
+    attribution_stripped: bool = False
+
+    @property
+    def computed_tokens(self) -> int:
+        return self.prompt_tokens - self.cached_tokens
+
+    @property
+    def state(self) -> str:
+        """completed, failed or cancelled; the names of the totals."""
+        if self.error is not None:
+            return "failed"
+        return "cancelled" if self.finish_reason == "cancelled" else "completed"
+
+    def omlx(self) -> dict[str, Any]:
+        """The extension object in the final answer."""
+        return {
+            "queue_ms": round(self.queue_ms, 2),
+            "lookup_ms": round(self.lookup_ms, 2),
+            "restore_ms": round(self.restore_ms, 2),
+            "prefill_ms": round(self.prefill_ms, 2),
+            "decode_ms": round(self.decode_ms, 2),
+            "ttft_ms": None if self.ttft_ms is None else round(self.ttft_ms, 2),
+            "cached_from": {"ram": self.cached_ram, "ssd": self.cached_ssd},
+            "computed_tokens": self.computed_tokens,
+            "reuse_ended": {"reason": self.reuse_reason, "token": self.reuse_token},
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """A row of the request list."""
+        return {
+            "id": self.id,
+            "time": self.time,
+            "client": self.client,
+            "route": self.route,
+            "model": self.model,
+            "state": self.state,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "computed_tokens": self.computed_tokens if self.prefilled else 0,
+            "generated_tokens": self.generated_tokens,
+            "ttft_ms": None if self.ttft_ms is None else round(self.ttft_ms, 2),
+            "total_ms": round(self.total_ms, 2),
+            "finish_reason": self.finish_reason,
+            "error": self.error,
+            "omlx": self.omlx(),
+        }
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums of records; each field only grows."""
+
+    processed_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    attribution_stripped: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    rejected: int = 0
+
+    def add(self, record: RequestRecord) -> None:
+        if record.prefilled:
+            self.processed_tokens += record.prompt_tokens
+            self.cached_tokens += record.cached_tokens
+        self.generated_tokens += record.generated_tokens
+        self.attribution_stripped += record.attribution_stripped
+        match record.state:
+            case "failed":
+                self.failed += 1
+            case "cancelled":
+                self.cancelled += 1
+            case _:
+                self.completed += 1
+
+    def reject(self) -> None:
+        """Count a request that was refused at admission: no prompt, no tokens."""
+        self.rejected += 1
+
+    def check(self) -> None:
+        assert 0 <= self.cached_tokens <= self.processed_tokens, "cached is a part of processed"
+        assert 0.0 <= self.efficiency <= 1.0, "a share"
+
+    @property
+    def efficiency(self) -> float:
+        return self.cached_tokens / self.processed_tokens if self.processed_tokens else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "processed_tokens": self.processed_tokens,
+            "cached_tokens": self.cached_tokens,
+            "efficiency": self.efficiency,
+            "generated_tokens": self.generated_tokens,
+            "attribution_stripped": self.attribution_stripped,
+            "requests": {
+                "completed": self.completed,
+                "failed": self.failed,
+                "cancelled": self.cancelled,
+                "rejected": self.rejected,
+            },
+        }
+
+    def saved(self) -> dict[str, int]:
+        return asdict(self)
+
+    @classmethod
+    def load(cls, saved: object) -> Totals:
+        """Raises ValueError when ``saved`` is not what ``saved()`` gives."""
+        if not isinstance(saved, dict):
+            raise ValueError("not an object")
+        totals = cls()
+        for known in fields(cls):
+            value = saved.get(known.name, 0)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ValueError(f"{known.name} is not a count")
+            setattr(totals, known.name, value)
+        if totals.cached_tokens > totals.processed_tokens:
+            raise ValueError("more cached than processed")
+        return totals
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGauges:
+    """How the engine is doing now."""
+
+    running: int = 0
+    waiting: int = 0
+    last_step_age_s: float = 0.0
+    prefill_tps: float = 0.0
+    decode_tps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGauges:
+    """How the cache is doing now. The names are those of the public statistics."""
+
+    hits: int = 0
+    misses: int = 0
+    cow_copies: int = 0
+    evictions_ram: int = 0
+    evictions_ssd: int = 0
+    shared_blocks: int = 0
+    blocks_total: int = 0
+    blocks_free: int = 0
+    blocks_cached: int = 0
+    hot_bytes: int = 0
+    hot_limit_bytes: int = 0
+    ssd_bytes: int = 0
+    ssd_limit_bytes: int = 0
+    ssd_files: int = 0
+    incompatible_bytes: int = 0
+    incompatible_files: int = 0
+    ssd_written_bytes: int = 0
+    ssd_restored_bytes: int = 0
+    pending_bytes: int = 0
+    pending_limit_bytes: int = 0
+    pending_stops: int = 0
+    corrupt_blocks: int = 0
+    rejected_files: tuple[tuple[str, int], ...] = ()
+    """(reason, how many files)"""
+    tier_state: str = "off"
+
+    def as_json(self) -> dict[str, Any]:
+        values = asdict(self)
+        values["rejected_files"] = dict(self.rejected_files)
+        values["evictions"] = self.evictions_ram + self.evictions_ssd
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class GdnGauges:
+    """How checkpoints of recurrent layers are stored, and how that goes."""
+
+    storage: str = "ssd_sidecar"
+    codec: str = "fp32"
+    checkpoints: int = 0
+    gdn_checkpoint_loads: int = 0
+    gdn_checkpoint_walkbacks: int = 0
+    gdn_decode_failures: int = 0
+    pending_bytes: int = 0
+    pending_limit_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRow:
+    """A request that has not ended, for the dashboard."""
+
+    id: str
+    time: float
+    """Unix seconds of its arrival."""
+    client: str
+    route: str
+    model: str
+    state: str
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    """Of the prompt, so far."""
+    generated_tokens: int
+
+    def as_json(self) -> dict[str, Any]:
+        """A row of the request list, with what only an end can tell left open."""
+        return {
+            **asdict(self),
+            "ttft_ms": None,
+            "total_ms": None,
+            "finish_reason": None,
+            "error": None,
+            "omlx": None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What is served, for the dashboard."""
+
+    id: str = ""
+    kv_layers: int = 0
+    rotating_layers: int = 0
+    recurrent_layers: int = 0
+    block_size: int = 0
+    namespace: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "layers": {
+                "kv": self.kv_layers,
+                "rotating": self.rotating_layers,
+                "recurrent": self.recurrent_layers,
+            },
+            "block_size": self.block_size,
+            "namespace": self.namespace,
+        }

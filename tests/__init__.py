@@ -1,0 +1,1 @@
+"""Tests; the tree mirrors ``omlx/``, and ``sim/`` holds the clock and the fakes."""

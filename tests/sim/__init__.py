@@ -1,0 +1,1 @@
+"""A clock that jumps, and fakes that obey the contracts of what they stand for."""

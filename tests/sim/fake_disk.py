@@ -1,0 +1,130 @@
+"""A disk in memory, and threads that take virtual time.
+
+The disk keeps whole files, encoded and verified by the real format. It can be full, refuse to be
+read, and damage what it keeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from omlx.actors.messages import FoundFile
+from omlx.cache.block_file import Identity, Unreadable, decode, decode_header, encode_header
+from omlx.cache.blocks import BlockHash
+from omlx.core.plan import HostBlock
+
+
+class FakeThread:
+    """Runs one call after another, each after ``delay()`` virtual seconds.
+
+    As with a real thread, a call that was begun is carried out even if nobody waits for it.
+    """
+
+    def __init__(self, delay: Callable[[], float]) -> None:
+        self.delay = delay
+        self._free_at_s = 0.0
+
+    def __call__(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
+        self._free_at_s = max(self._free_at_s, loop.time()) + self.delay()
+
+        def run() -> None:
+            try:
+                result = function(*args)
+            except Exception as error:
+                if not done.done():
+                    done.set_exception(error)
+            else:
+                if not done.done():
+                    done.set_result(result)
+
+        loop.call_at(self._free_at_s, run)
+        return done
+
+
+class FakeDisk:
+    """Block files of one namespace, by the block's name."""
+
+    def __init__(self, namespace: str = "fake", capacity_bytes: int = 1 << 40) -> None:
+        self.namespace = namespace
+        self.capacity_bytes = capacity_bytes
+        self.unreadable = False
+        self.used_at = 0.0
+        self.files: dict[BlockHash, bytes] = {}
+        self.times: dict[BlockHash, float] = {}
+        self.writes = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.files.values()))
+
+    def prepare(self) -> None:
+        self._may_refuse()
+
+    def write(self, identity: Identity, tensors: HostBlock, /) -> int:
+        header = encode_header(identity, tensors, block_size=0, layer_kinds="kv")
+        content = header + b"".join(tensor.data for tensor in tensors)
+        others = self.nbytes - len(self.files.get(identity.block_hash, b""))
+        if others + len(content) > self.capacity_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.writes += 1
+        self.files[identity.block_hash] = content
+        self._use(identity.block_hash)
+        return len(content)
+
+    def read(self, expected: Identity, /) -> HostBlock:
+        self._may_refuse()
+        if expected.block_hash not in self.files:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        content = self.files[expected.block_hash]
+        header = decode_header(content, len(content))
+        wanted = [(name, dtype, shape) for name, dtype, shape, _, _ in header.tensors]
+        tensors = decode(expected, wanted, memoryview(content))
+        self._use(expected.block_hash)
+        return tensors
+
+    def remove(self, block_hash: BlockHash, /) -> None:
+        self.files.pop(block_hash, None)
+
+    def scan(self) -> Iterator[FoundFile]:
+        self._may_refuse()
+        for name, content in list(self.files.items()):
+            try:
+                identity = decode_header(content, len(content)).identity
+                if (identity.namespace, identity.block_hash) != (self.namespace, name):
+                    raise Unreadable("the file's name is not the block's")
+            except Unreadable:
+                del self.files[name]
+            else:
+                yield FoundFile(identity, len(content), self.times[name])
+
+    # ── what goes wrong ──────────────────────────────────────────────────────────────────────
+
+    def damage(self, rng: random.Random) -> None:
+        """Tear a file, flip a bit of it, or let it vanish."""
+        if not self.files:
+            return
+        name = rng.choice(sorted(self.files))
+        content = bytearray(self.files[name])
+        match rng.choice(["tear", "flip", "vanish"]):
+            case "tear":
+                self.files[name] = bytes(content[: rng.randrange(len(content))])
+            case "flip":
+                content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+                self.files[name] = bytes(content)
+            case _:
+                del self.files[name]
+
+    def _may_refuse(self) -> None:
+        if self.unreadable:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def _use(self, name: BlockHash) -> None:
+        self.used_at += 1.0
+        self.times[name] = self.used_at
