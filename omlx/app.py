@@ -255,8 +255,12 @@ class App:
         # The wrapper passes most attributes on to the tokenizer it wraps.
         chat_tokenizer = cast(ChatTokenizer, model.tokenizer)
         flush_s = DRAIN_S + sizes.pending_limit_bytes / FLUSH_BYTES_PER_S
+        recurrent = model.cache.is_recurrent
+        storage = resolve_storage(settings.gdn_snapshot_storage, ssd=files is not None)
         tokenizer = supervisor.add(
-            "tokenizer", Tokenizer.capacity, lambda: Tokenizer(chat_tokenizer)
+            "tokenizer",
+            Tokenizer.capacity,
+            lambda: Tokenizer(chat_tokenizer, find_system=recurrent),
         )
         writer = reader = None
         if files is not None:
@@ -277,7 +281,12 @@ class App:
             "paged_cache",
             PagedCache.capacity,
             lambda: PagedCache(
-                CacheFactory.build(namespace, model.cache, sizes), stats, reader, writer
+                CacheFactory.build(namespace, model.cache, sizes),
+                stats,
+                reader,
+                writer,
+                gdn_storage=storage,
+                gdn_codec=settings.gdn_sidecar_state_dtype,
             ),
             "model_runner",
         )
@@ -347,6 +356,13 @@ class App:
         if self.edge.state == "loading":
             self.edge.state = "ready"
             log.info("ready")
+
+
+def resolve_storage(setting: str, *, ssd: bool) -> str:
+    """What ``gdn_snapshot_storage`` means here: auto is sidecars where there are files at all."""
+    if setting != "auto":
+        return setting
+    return "ssd_sidecar" if ssd else "embedded"
 
 
 async def serve(loaded: Loaded) -> int:

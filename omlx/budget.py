@@ -63,6 +63,7 @@ def make_budget(
             ssd_limit_bytes=ssd,
             pending_limit_bytes=pending_bytes,
             initial_blocks=settings.initial_cache_blocks,
+            gdn_pending_limit_bytes=settings.gdn_ssd_pending_max_size.resolve(ram),
             checkpoint_interval=settings.gdn_checkpoint_interval,
             # A tail can be as small as one token, so bytes are the limit that counts.
             max_blocks=max_blocks or max(256, 16 * hot // max(1, block_bytes)),

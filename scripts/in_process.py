@@ -59,9 +59,11 @@ class InProcess:
         hot_limit_bytes: int = PLENTY,
         checkpoint_interval: int = 2048,
         codec: str = "fp32",
+        embedded: bool = False,
     ) -> None:
         self.loaded = load(model, PLENTY)
         self._interval, self._codec = checkpoint_interval, codec
+        self._embedded = embedded
         self.vocab_size = self.loaded.vocab_size
         self._folder = tempfile.TemporaryDirectory(prefix="omlx-bench-")
         self._block_size, self._chunk = block_size, chunk_tokens
@@ -86,7 +88,18 @@ class InProcess:
         self._build()
         for found in list(self.files.scan()):
             name = found.identity
-            self.cache.found(name.block_hash, name.parent, name.tokens, found.nbytes, name.place)
+            self.cache.found(
+                name.block_hash,
+                name.parent,
+                name.tokens,
+                found.nbytes,
+                name.place,
+                found.carries,
+            )
+
+    def forget_payloads(self) -> None:
+        """Empty the RAM of a running server: the books still know every file."""
+        self.cache.clear(hot=True, ssd=False)
 
     def _build(self) -> None:
         sizes = CacheSizes(
@@ -132,6 +145,7 @@ class InProcess:
             caching=caching,
             feeds_ahead=self.ahead,
             checkpoint_interval=self._interval if config.is_recurrent else None,
+            embedded=self._embedded,
             cut_before_decode=config.is_recurrent or config.count(LayerKind.ROTATING) > 0,
         )
         core = Scheduler(
@@ -194,6 +208,8 @@ class InProcess:
             ticket = cache.store(wish)
             if ticket is not None:
                 stores.append(Store(uid, start, start + len(wish.tokens) // 4, ticket))
+        for name in cache.take_deletes():
+            self.files.remove(name)
         return Settled(grants, tuple(stores), (), cache.pool.take_dropped())
 
     def _read(self, refs: Sequence[BlockRef]) -> tuple[list[HostBlock], LostFile | None]:
@@ -208,7 +224,10 @@ class InProcess:
 
     def _write(self, ticket: Any, payload: HostBlock) -> None:
         wish = ticket.wish if isinstance(ticket, StoreTicket) else ticket
-        self.cache.written(wish.block_hash, self.files.write(_identity(wish), payload))
+        self.cache.written(
+            wish.block_hash,
+            self.files.write(_identity(wish), payload, getattr(wish, "carries", None)),
+        )
 
     @staticmethod
     def max_difference(a: np.ndarray | None, b: np.ndarray | None) -> float:

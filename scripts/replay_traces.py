@@ -13,10 +13,10 @@ tokens of its different blocks. Requests are served one after the other. Compare
     belady       the leaf whose next use is farthest, and nothing stored whose own is farther:
                  most blocks found, if all are equally big; not the most seconds saved
 
-The pool here is a light one that uses an order as the real one does. Its results with LRU are
-compared with the real books', block for block. Exit code 1 if they differ, if anything is found
-in a trace without reuse, or if a policy finds more than an infinite cache or, by more than 1 %,
-than Belady.
+The pool here is a light one that uses an order as the real one does. What it finds with ``lru``
+and with ``gdsf`` is compared with what the real books find, block for block. Exit code 1 if they
+differ, if anything is found in a trace without reuse, or if a policy finds more than an infinite
+cache or, by more than 1 %, than Belady.
 """
 
 from __future__ import annotations
@@ -251,7 +251,8 @@ class Pool:
 class Books:
     """The real hot tier's books, with one token for each block of a trace."""
 
-    def __init__(self, limit_blocks: int) -> None:
+    def __init__(self, order: Callable[[], EvictionOrder], limit_blocks: int, cost: Cost) -> None:
+        self._cost = cost
         self._cache = BlockAwarePrefixCache(
             namespace="replay",
             block_size=1,
@@ -259,6 +260,7 @@ class Books:
             hot_limit_bytes=limit_blocks,
             ssd_limit_bytes=0,
             pending_limit_bytes=0,
+            order=order,
         )
 
     def serve(self, request: Request) -> int:
@@ -268,7 +270,13 @@ class Books:
         chain = list(grant.chain)
         for name in request.hash_ids[len(chain) :]:
             parent, tokens = chain[-1] if chain else grant.root, pack_tokens([name])
-            wish = StoreWish(parent, chain_hash(parent, tokens), tokens, persist=False)
+            wish = StoreWish(
+                parent,
+                chain_hash(parent, tokens),
+                tokens,
+                persist=False,
+                cost_s=self._cost.of(len(chain), len(chain) + 1),
+            )
             ticket = self._cache.store(wish)
             if ticket is None:
                 break
@@ -278,11 +286,13 @@ class Books:
         return len(grant.blocks)
 
 
-def books_agree(trace: Sequence[Request], share: float) -> bool:
-    """Whether the light pool finds what the real books find, request by request, with LRU."""
+def books_agree(
+    trace: Sequence[Request], share: float, order: Callable[[], EvictionOrder], cost: Cost
+) -> bool:
+    """Whether the light pool finds what the real books find, request by request."""
     units = [Request(0, len(r.hash_ids), 0, r.hash_ids) for r in trace]
     limit = int(share * len({name for unit in units for name in unit.hash_ids}))
-    pool, books = Pool(LruOrder(), limit, Cost(0, 0)), Books(limit)
+    pool, books = Pool(order(), limit, cost), Books(order, limit, cost)
     return all(pool.serve(cut(unit, 1)) == books.serve(unit) for unit in units)
 
 
@@ -295,16 +305,21 @@ class Row(NamedTuple):
     saved_s: float
 
 
+def cost_of(options: argparse.Namespace) -> Cost:
+    return Cost(options.token_ms / 1e3, options.position_us / 1e6)
+
+
+def policies(options: argparse.Namespace) -> dict[str, Callable[[], EvictionOrder]]:
+    """The orders that the server can use."""
+    return {"lru": LruOrder, "gdsf": lambda: CostAwareOrder(options.uses_max)}
+
+
 def replay(name: str, trace: Sequence[Request], options: argparse.Namespace) -> list[Row]:
-    cost = Cost(options.token_ms / 1e3, options.position_us / 1e6)
+    cost = cost_of(options)
     cuts = [cut(request, options.block) for request in trace]
     input_tokens = sum(request.input_length for request in trace)
     working_set = sum({name: stop - start for c in cuts for name, start, stop in c}.values())
-    orders: dict[str, Callable[[], EvictionOrder]] = {
-        "lru": LruOrder,
-        "gdsf": lambda: CostAwareOrder(options.uses_max),
-        "belady": lambda: BeladyOrder(cuts),
-    }
+    orders = {**policies(options), "belady": lambda: BeladyOrder(cuts)}
     plans = [(share, policy) for share in options.shares for policy in orders]
     rows = []
     for share, policy in [*plans, (1.0, "infinite")]:
@@ -387,8 +402,9 @@ def main() -> int:
     rows = [row for name, trace in traces.items() for row in replay(name, trace, options)]
     found = faults(rows)
     for name, trace in traces.items():
-        if not books_agree(trace, options.shares[0]):
-            found.append(f"{name}: the light pool and the real books differ")
+        for policy, order in policies(options).items():
+            if not books_agree(trace, options.shares[0], order, cost_of(options)):
+                found.append(f"{name}: the light pool and the real books differ with {policy}")
     print(table(rows), plot(rows), *(f"FAULT {fault}" for fault in found), sep="\n\n")
     if options.json:
         options.json.write_text(json.dumps([row._asdict() for row in rows], indent=1), "utf-8")

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "omlx"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LINES_MAX = 400
-LONGER = {"omlx/cache/prefix_cache.py": 560}
+LONGER = {"omlx/cache/prefix_cache.py": 620}
 """One book of both tiers: its rules hold between the two, so it is read in one piece."""
 
 MLX = {"mlx", "mlx_lm"}

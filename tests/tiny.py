@@ -3,6 +3,7 @@
     llama, llama-bf16, llama-fp16   2 layers of full attention, random weights
     llama-4bit                      the same architecture, quantised
     gemma3                          sliding and full layers by turns, window 32, random weights
+    qwen3_5, qwen3_next             3 Gated DeltaNet layers and 1 of attention, random weights
     tape                            llama that reads off a tape: each word has one successor
 
 All have the same tokenizer: bytes, a few whole words, three control tokens, ChatML. The template
@@ -21,7 +22,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
-from mlx_lm.models import gemma3_text, llama
+from mlx_lm.models import gemma3_text, llama, qwen3_5, qwen3_next
 from mlx_lm.utils import quantize_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -78,7 +79,63 @@ def _gemma3() -> dict[str, Any]:
     }
 
 
-NAMES = ("llama", "llama-bf16", "llama-fp16", "llama-4bit", "gemma3", "tape")
+def _hybrid() -> dict[str, Any]:
+    return {
+        "hidden_size": 32,
+        "num_hidden_layers": 4,
+        "intermediate_size": 48,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 24,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 4,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": False,
+    }
+
+
+def _qwen3_5() -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    return {**_hybrid(), "model_type": "qwen3_5", "rope_parameters": rope}
+
+
+def _qwen3_next() -> dict[str, Any]:
+    return {
+        **_hybrid(),
+        "model_type": "qwen3_next",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        "norm_topk_prob": True,
+    }
+
+
+NAMES = (
+    "llama",
+    "llama-bf16",
+    "llama-fp16",
+    "llama-4bit",
+    "gemma3",
+    "qwen3_5",
+    "qwen3_next",
+    "tape",
+)
+_ARCHITECTURES: dict[str, Any] = {
+    "llama": llama,
+    "gemma3_text": gemma3_text,
+    "qwen3_5": qwen3_5,
+    "qwen3_next": qwen3_next,
+}
 
 
 def build(name: str, folder: Path) -> Path:
@@ -89,6 +146,10 @@ def build(name: str, folder: Path) -> Path:
     match name:
         case "gemma3":
             config = _gemma3()
+        case "qwen3_5":
+            config = _qwen3_5()
+        case "qwen3_next":
+            config = _qwen3_next()
         case _:
             config = _llama()
     config["vocab_size"] = tokenizer.get_vocab_size()
@@ -111,11 +172,13 @@ def build(name: str, folder: Path) -> Path:
 
 
 def _make(config: dict[str, Any]) -> nn.Module:
-    architecture: Any = gemma3_text if config["model_type"] == "gemma3_text" else llama
+    architecture = _ARCHITECTURES[config["model_type"]]
     model: nn.Module = architecture.Model(architecture.ModelArgs.from_dict(config))
     random = np.random.default_rng(SEED)
 
     def draw(path: str, array: mx.array) -> mx.array:
+        if path.endswith("A_log"):  # slow decay, so that states remember hundreds of tokens
+            return mx.array(random.uniform(-6.0, -2.0, array.shape).astype(np.float32))
         if array.ndim == 1:  # a norm
             return mx.array(random.normal(1.0, 0.1, array.shape).astype(np.float32))
         scale = 1.0 if "embed" in path else array.shape[-1] ** -0.5

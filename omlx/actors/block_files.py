@@ -34,8 +34,9 @@ from omlx.cache.block_file import (
     decode_header,
     encode_header,
 )
-from omlx.cache.blocks import BlockHash
-from omlx.cache.checkpoint_file import decode_states, encode_states
+from omlx.cache.blocks import BlockHash, chain_hash
+from omlx.cache.checkpoint_file import decode_embedded, decode_states, encode_states
+from omlx.cache.checkpoints import Place
 from omlx.cache.hybrid_cache import ModelCacheConfig
 from omlx.core.plan import HostBlock
 
@@ -64,7 +65,9 @@ class Files(Protocol):
 
     def prepare(self) -> None: ...
 
-    def write(self, identity: Identity, tensors: HostBlock, /) -> int: ...
+    def write(
+        self, identity: Identity, tensors: HostBlock, carries: Place | None = None, /
+    ) -> int: ...
 
     def read(self, expected: Identity, /) -> HostBlock: ...
 
@@ -145,12 +148,15 @@ class BlockFiles:
         base = self._base / SIDECARS if checkpoint else self._base
         return base / name[:2] / f"{name}.safetensors"
 
-    def write(self, identity: Identity, tensors: HostBlock) -> int:
+    def write(self, identity: Identity, tensors: HostBlock, carries: Place | None = None) -> int:
         """Make the block's file; returns its bytes. Raises OSError and leaves nothing behind."""
         more: dict[str, str] = {}
-        if identity.place is not None:
-            encoded, more = encode_states(self.codec, identity, tensors, self._config.states)
-            tensors = tuple(encoded)
+        place = carries if identity.place is None else identity.place
+        if place is not None:
+            states = self._config.states
+            block, raw = tensors[: -len(states)], tensors[-len(states) :]
+            encoded, more = encode_states(self.codec, identity, place, raw, states)
+            tensors = (*block, *encoded)
         header = encode_header(
             identity,
             tensors,
@@ -183,11 +189,17 @@ class BlockFiles:
         """The tensors, verified and decoded. Raises Unreadable (proven damage) or OSError."""
         count = len(expected.tokens) // 4
         checkpoint = expected.place is not None
-        payload_bytes = count * self._config.bytes_per_token
-        if checkpoint:
-            payload_bytes = self._config.checkpoint_bytes
+        payload_bytes = count * self._config.bytes_per_token + self._config.checkpoint_bytes
+        embedded = False
         path = self.path(expected.block_hash, checkpoint=checkpoint)
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if not checkpoint:
+                raise
+            embedded = True
+            path = self.path(chain_hash(expected.parent, expected.tokens))
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             size = os.fstat(fd).st_size
             if size > payload_bytes + HEADER_MAX + LENGTH.size:
@@ -197,6 +209,8 @@ class BlockFiles:
                 os.utime(fd)  # recency survives a restart
         finally:
             os.close(fd)
+        if embedded:
+            return decode_embedded(expected, data, self._config.states)
         if checkpoint:
             return decode_states(expected, data, self._config.states)
         wanted = [(spec.name, spec.dtype, spec.shape(count)) for spec in self._config.tensors]
@@ -238,7 +252,8 @@ class BlockFiles:
             raise Unreadable("a block among the checkpoints, or a checkpoint among the blocks")
         if identity.namespace != self.namespace or identity.block_hash.hex() != path.stem:
             raise Unreadable("the file's name is not the block's")
-        return FoundFile(identity, status.st_size, status.st_mtime)
+        carries = Place[header.metadata["carries"]] if "carries" in header.metadata else None
+        return FoundFile(identity, status.st_size, status.st_mtime, carries)
 
     def _folders(self) -> list[str]:
         folders: list[str] = []

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 from omlx.cache.block_file import Identity
 from omlx.cache.blocks import BlockHash, PackedTokens
+from omlx.cache.checkpoints import Place
 from omlx.cache.tickets import BlockRef, ReuseEnded, StoreTicket, WriteTicket
 from omlx.core.chat import Conversation
+from omlx.core.events import ChoiceEnded, Ended, TextDelta
 from omlx.core.plan import (
     HostBlock,
     LostFile,
-    Sampled,
     Settled,
     SettleWork,
     StepFailed,
@@ -20,7 +21,14 @@ from omlx.core.plan import (
     Uid,
 )
 from omlx.core.sequence import Request
-from omlx.core.usage import CacheGauges, EngineGauges, ModelFacts, RequestRecord, RunningRow
+from omlx.core.usage import (
+    CacheGauges,
+    EngineGauges,
+    GdnGauges,
+    ModelFacts,
+    RequestRecord,
+    RunningRow,
+)
 from omlx.kernel.message import Ask, Message
 from omlx.kernel.stream import Stream
 
@@ -31,6 +39,8 @@ from omlx.kernel.stream import Stream
 class Rendered:
     prompt: str
     tokens: tuple[int, ...]
+    num_system: int = 0
+    """Tokens before what the first user wrote; 0 where nobody needs to know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +56,7 @@ TokenizerMessage = Render
 # ── to the scheduler ─────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    """Text that can be shown now, and the tokens it came from."""
-
-    text: str
-    sampled: tuple[Sampled, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The last item of every stream that ends well."""
-
-    text: str
-    """What was still held back."""
-    record: RequestRecord
-
-
-GenerationStream = Stream[TextDelta | Ended]
+GenerationStream = Stream[TextDelta | ChoiceEnded | Ended]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +68,8 @@ class Accepted:
 class Submit(Ask[Accepted]):
     """Generate. Rejected with TooManyRequests when as many run and wait as may.
 
-    The stream gets TextDelta items and one Ended; an error ends it as an exception.
+    The stream gets TextDelta items, a ChoiceEnded for each choice but the last to end, and one
+    Ended; an error ends it as an exception.
     """
 
     request: Request
@@ -141,6 +135,8 @@ class FoundFile:
     nbytes: int
     used_at: float
     """Unix seconds of its last use."""
+    carries: Place | None = None
+    """Of a block: the checkpoint that is embedded in its file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +168,13 @@ class BlockLost(Message):
 
 @dataclass(frozen=True, slots=True)
 class WriterStarted(Message):
-    """If not for the first time, what the writer was told to remove may still be there."""
+    """What the writer was told in its former life may not have been done."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterCaughtUp(Message):
-    """To self: the writer has passed these blocks, or has lost them with its former life."""
+    """To self: the writer has passed what it was told before it was asked, or is gone."""
 
-    block_hashes: tuple[BlockHash, ...]
     outcome: Exception | None
 
 
@@ -321,6 +316,8 @@ class CacheReport(Message):
     """From the paged cache, each second while it lives."""
 
     gauges: CacheGauges
+    gdn: GdnGauges | None = None
+    """None: the model keeps no recurrent states."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from omlx.actors.messages import (
     StartOver,
     WriteBlock,
 )
-from omlx.cache.blocks import BlockHash
 from omlx.cache.tickets import StoreTicket
 from omlx.core.plan import StepFailed, StepPlan, StepResult
 from omlx.kernel.actor import Actor
@@ -61,7 +60,8 @@ class ModelRunner(Actor):
             log.exception("a step failed; every running request is lost")
             await self._engine.reset()
             return StepFailed(f"the engine failed ({type(error).__name__}) and was restarted")
-        shed: set[BlockHash] = set()
+        seals = output.result.seals
+        shed = {s.ticket.wish.block_hash for s in seals if s.ticket.write and not s.writing}
         for export in output.exports:
             ticket = export.ticket
             block = ticket.wish if isinstance(ticket, StoreTicket) else ticket

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from functools import partial
 from typing import assert_never
 
 from omlx.actors.messages import (
@@ -35,7 +34,7 @@ from omlx.cache.block_file import Identity
 from omlx.cache.blocks import BlockHash
 from omlx.cache.prefix_cache import BlockAwarePrefixCache
 from omlx.core.plan import Settled, SettleWork, Store
-from omlx.core.usage import CacheGauges
+from omlx.core.usage import CacheGauges, GdnGauges
 from omlx.kernel.actor import Actor
 from omlx.kernel.mailbox import Ref
 from omlx.kernel.message import Rejected
@@ -59,8 +58,11 @@ class PagedCache(Actor):
         stats: Ref[StatsMessage],
         reader: Ref[SsdReaderMessage] | None,
         writer: Ref[SsdWriterMessage] | None,
+        gdn_storage: str = "ssd_sidecar",
+        gdn_codec: str = "fp32",
     ) -> None:
         self._cache = cache
+        self._gdn_storage, self._gdn_codec = gdn_storage, gdn_codec
         self._stats = stats
         self._reader = reader
         self._writer = writer
@@ -72,7 +74,14 @@ class PagedCache(Actor):
         self._retry_in = 0
         self._writer_full = False
         self._catching_up = False
-        self._deletes: tuple[BlockHash, ...] = ()
+        self._handed_out: set[BlockHash] = set()
+        """Dirty blocks that the runner may not have given to the writer yet."""
+        self._unheard: set[BlockHash] = set()
+        """Writes that were under way when the writer was asked to catch up, less the reported."""
+        self._deleting: dict[BlockHash, None] = {}
+        """Files that the writer was told to remove, until it has passed them."""
+        self._passing: set[BlockHash] = set()
+        """Deletes that it was told when it was asked to catch up."""
 
     async def on_start(self) -> None:
         self.every(1.0, Tick)
@@ -83,6 +92,7 @@ class PagedCache(Actor):
         match message:
             case StartOver():
                 cache.start_over()
+                self._handed_out.clear()
                 return None
             case Settle(work):
                 return self._settle(work)
@@ -97,17 +107,16 @@ class PagedCache(Actor):
                 return None
             case BlockLost(block_hash, reason, tier_down):
                 self._writer_full = False
+                self._unheard.discard(block_hash)
                 cache.write_failed(block_hash)
                 if tier_down:
                     self._degrade(reason)
                 return None
             case WriterStarted():
-                if self._scanned:  # else it will be, or is being scanned
-                    self._scan_due = True
-                self._scan()
+                self._delete_again()
                 return None
-            case WriterCaughtUp(block_hashes, outcome):
-                self._caught_up(block_hashes, outcome)
+            case WriterCaughtUp(outcome):
+                self._caught_up(outcome)
                 return None
             case ClearCache(hot, ssd):
                 return self._clear(hot, ssd)
@@ -134,6 +143,7 @@ class PagedCache(Actor):
         for promoted in work.promoted:
             cache.promoted(promoted.ref, stored=promoted.stored)
         for written in work.written:
+            self._handed_out.discard(written.ticket.block_hash)
             if not written.writing:
                 cache.write_failed(written.ticket.block_hash)
                 self._writer_full = True
@@ -153,6 +163,7 @@ class PagedCache(Actor):
             if ticket is not None:
                 stores.append(Store(uid, start, start + len(wish.tokens) // 4, ticket))
         writes = () if self._writer_full else tuple(cache.take_writes(WRITES_A_STEP))
+        self._handed_out.update(ticket.block_hash for ticket in writes)
         self._delete()
         flushing = bool(writes) or (cache.num_dirty > 0 and cache.pending_bytes > 0)
         return Settled(grants, tuple(stores), writes, cache.pool.take_dropped(), flushing)
@@ -160,7 +171,12 @@ class PagedCache(Actor):
     def _scan(self) -> None:
         if self._reader is not None and self._scan_due:
             self._scan_due = False
-            self.pipe(self._reader.ask(ScanFiles()), wrap=FilesFound)
+            self.pipe(self._list(self._reader), wrap=FilesFound)
+
+    async def _list(self, reader: Ref[SsdReaderMessage]) -> tuple[FoundFile, ...]:
+        if self._writer is not None:
+            await self._writer.ask(CatchUp())  # what a former life gave up is not to be found
+        return await reader.ask(ScanFiles())
 
     def _scan_failed(self, error: Exception) -> None:
         if not self._scan_failing:  # said once, not every second
@@ -170,6 +186,8 @@ class PagedCache(Actor):
     def _found(self, files: tuple[FoundFile, ...]) -> None:
         for file in files:
             name = file.identity
+            if name.block_hash in self._deleting:
+                continue  # it was still there when the files were listed
             self._cache.found(name.block_hash, name.parent, name.tokens, file.nbytes, name.place)
         self._cache.order_files({f.identity.block_hash: f.used_at for f in files})
         self._enforce_limit()
@@ -178,6 +196,7 @@ class PagedCache(Actor):
 
     def _written(self, identity: Identity, nbytes: int) -> None:
         self._writer_full = False
+        self._unheard.discard(identity.block_hash)
         if self._tier_state == "degraded" and self._cache.writable:
             self._tier_state = "ok"
             log.info("the SSD tier takes blocks again")
@@ -200,19 +219,24 @@ class PagedCache(Actor):
         self._cache.writable = False
 
     def _catch_up(self) -> None:
-        """Ask the writer to pass what is pending now: what has no outcome by then has none."""
-        if self._writer is not None and self._cache.pending_bytes and not self._catching_up:
+        """Ask the writer to pass what it was told: a write without an outcome by then has none."""
+        waiting = self._cache.pending_bytes or self._deleting
+        if self._writer is not None and waiting and not self._catching_up:
             self._catching_up = True
-            done = partial(WriterCaughtUp, self._cache.pending)
-            self.pipe(self._writer.ask(CatchUp()), wrap=done)
+            self._unheard = set(self._cache.pending) - self._handed_out
+            self._passing = set(self._deleting)
+            self.pipe(self._writer.ask(CatchUp()), wrap=WriterCaughtUp)
 
-    def _caught_up(self, block_hashes: tuple[BlockHash, ...], outcome: Exception | None) -> None:
+    def _caught_up(self, outcome: Exception | None) -> None:
         self._catching_up = False
         if isinstance(outcome, Rejected):
             return  # too busy; asked again
+        self._cache.writes_passed(self._unheard)
         if outcome is not None:
             self._degrade(str(outcome))
-        self._cache.writes_passed(block_hashes)
+        else:
+            for block_hash in self._passing:
+                self._deleting.pop(block_hash, None)
 
     def _clear(self, hot: bool, ssd: bool) -> Cleared:
         cache = self._cache
@@ -223,11 +247,20 @@ class PagedCache(Actor):
         return Cleared(before - after, blocks, cache.pool.num_held if hot else 0)
 
     def _delete(self) -> None:
-        self._deletes += self._cache.take_deletes()
-        if self._deletes and self._writer is not None:
-            # Not taken: offered again. What has been written once more meanwhile stays.
-            left = tuple(name for name in self._deletes if name not in self._cache.ledger)
-            self._deletes = () if self._writer.offer(DeleteBlocks(left)) else left
+        deletes = self._cache.take_deletes()
+        if not deletes or self._writer is None:
+            return
+        if self._writer.offer(DeleteBlocks(deletes)):
+            self._deleting.update(dict.fromkeys(deletes))
+            self._passing.difference_update(deletes)
+        else:
+            self._cache.keep_deletes(deletes)
+
+    def _delete_again(self) -> None:
+        """The writer may have lost what it was told; what was written since is wanted."""
+        self._cache.keep_deletes(n for n in self._deleting if not self._cache.wants_file(n))
+        self._deleting.clear()
+        self._delete()
 
     def _tick(self) -> None:
         if self._retry_in:
@@ -264,4 +297,19 @@ class PagedCache(Actor):
             rejected_files=tuple(sorted(self._rejected.items())),
             tier_state=self._tier_state,
         )
-        self._stats.offer(CacheReport(gauges))
+        self._stats.offer(CacheReport(gauges, self._gdn_gauges()))
+
+    def _gdn_gauges(self) -> GdnGauges | None:
+        cache, stats = self._cache, self._cache.stats
+        if not cache.checkpoint_bytes:
+            return None
+        return GdnGauges(
+            self._gdn_storage,
+            self._gdn_codec,
+            cache.num_checkpoints,
+            stats.gdn_checkpoint_loads,
+            stats.gdn_checkpoint_walkbacks,
+            stats.gdn_decode_failures,
+            cache.checkpoint_writes.nbytes,
+            cache.checkpoint_writes.limit_bytes,
+        )

@@ -12,6 +12,7 @@ from omlx.actors.messages import (
     BlocksRead,
     CacheSettled,
     Cancel,
+    ChoiceEnded,
     DrainExpired,
     Ended,
     EngineReport,
@@ -83,6 +84,9 @@ class SchedulerActor(Actor):
         self._wall = wall
         self._drain_s = drain_s
         self._streams: dict[Uid, GenerationStream] = {}
+        """By the uid of the request's first choice."""
+        self._closed: dict[Uid, list[Closed]] = {}
+        """The choices that have ended, of requests that have not."""
         self._busy = False
         self._flush = False
         self._stopping = False
@@ -222,22 +226,31 @@ class SchedulerActor(Actor):
     def _emit(self) -> None:
         for event in self._core.take_events():
             match event:
-                case Delta(uid, text, sampled):
-                    if not self._streams[uid].ended:
-                        self._streams[uid].write(TextDelta(text, (sampled,)))
+                case Delta():
+                    stream = self._streams[event.leader]
+                    if not stream.ended:
+                        stream.write(TextDelta(event.text, (event.sampled,), event.index))
                 case Closed():
                     self._end(event)
 
     def _end(self, closed: Closed) -> None:
-        stream = self._streams.pop(closed.uid)
-        record = self._record(closed)
-        self._stats.offer(RequestEnded(record))
+        stream = self._streams[closed.leader]
+        ended = self._closed.setdefault(closed.leader, [])
+        ended.append(closed)
+        record = None
+        if len(ended) == closed.request.n:
+            record = self._record(ended)
+            self._stats.offer(RequestEnded(record))
+            del self._streams[closed.leader], self._closed[closed.leader]
         if stream.ended:
-            return  # it was told already that the server shuts down
+            return  # it was told already that the server shuts down, or that a choice failed
         if closed.error is not None:
             stream.end(GenerationFailed(closed.error))
+            self._core.cancel(closed.leader, self._now())
+        elif record is None:
+            stream.write(ChoiceEnded(closed.text, closed.finish_reason, closed.index))
         else:
-            stream.write(Ended(closed.text, record))
+            stream.write(Ended(closed.text, closed.finish_reason, record, closed.index))
             stream.end()
 
     def _cancel_abandoned(self) -> None:
@@ -245,9 +258,14 @@ class SchedulerActor(Actor):
             if stream.cancelled:
                 self._core.cancel(uid, self._now())
 
-    def _record(self, closed: Closed) -> RequestRecord:
+    def _record(self, choices: list[Closed]) -> RequestRecord:
+        """One for all choices: the prompt counts once, and every generated token."""
+        closed = min(choices, key=lambda choice: choice.index)
+        error = next((choice.error for choice in choices if choice.error), None)
+        reasons = {choice.finish_reason for choice in choices}
+        reason = "cancelled" if "cancelled" in reasons else closed.finish_reason
         times, request = closed.times, closed.request
-        ended = times.ended or self._now()
+        ended = max(choice.times.ended or self._now() for choice in choices)
 
         def ms(start: float | None, stop: float | None) -> float:
             return 0.0 if start is None or stop is None else 1000 * (stop - start)
@@ -263,10 +281,10 @@ class SchedulerActor(Actor):
             cached_tokens=closed.cached_tokens,
             cached_ram=closed.cached_ram,
             cached_ssd=closed.cached_ssd,
-            generated_tokens=closed.generated_tokens,
+            generated_tokens=sum(choice.generated_tokens for choice in choices),
             prefilled=closed.prefilled,
-            finish_reason=None if closed.error else closed.finish_reason,
-            error=closed.error,
+            finish_reason=None if error else reason,
+            error=error,
             queue_ms=ms(times.submitted, times.looked_up),
             lookup_ms=ms(times.looked_up, times.granted),
             restore_ms=ms(times.granted, times.restored) + 1000 * closed.restore_s,
@@ -296,10 +314,14 @@ class SchedulerActor(Actor):
             self._prefill_tps,
             self._decode_tps,
         )
-        rows = tuple(self._row(sequence) for sequence in self._core.sequences())
+        requests: dict[Uid, list[Sequence]] = {}
+        for sequence in self._core.sequences():
+            requests.setdefault(sequence.leader, []).append(sequence)
+        rows = tuple(map(self._row, requests.values()))
         self._stats.offer(EngineReport(gauges, rows))
 
-    def _row(self, sequence: Sequence) -> RunningRow:
+    def _row(self, choices: list[Sequence]) -> RunningRow:
+        sequence = choices[0]
         request = sequence.request
         age = self._now() - sequence.times.submitted
         computed = min(sequence.num_computed, sequence.num_prompt) - sequence.num_cached
@@ -313,7 +335,7 @@ class SchedulerActor(Actor):
             prompt_tokens=sequence.num_prompt,
             cached_tokens=sequence.num_cached,
             computed_tokens=max(0, computed),
-            generated_tokens=sequence.num_generated,
+            generated_tokens=sum(choice.num_generated for choice in choices),
         )
 
     @staticmethod
@@ -326,6 +348,7 @@ _STATE_WORDS = {
     State.LOOKING: "waiting",
     State.RESTORING: "restoring",
     State.READY: "restoring",
+    State.FORKING: "prefill",
     State.PREFILL: "prefill",
     State.DECODE: "decode",
     State.CLOSING: "closing",

@@ -66,7 +66,8 @@ class SsdWriter(Actor):
             self._files.namespace, block.block_hash, block.parent, block.tokens, block.place
         )
         try:
-            nbytes = await self._in_thread(self._files.write, identity, message.payload)
+            carries = ticket.wish.carries if isinstance(ticket, StoreTicket) else None
+            nbytes = await self._in_thread(self._files.write, identity, message.payload, carries)
         except NotFinite as error:
             self._lost(block.block_hash, str(error), tier_down=False)
         except OSError as error:

@@ -99,8 +99,8 @@ class Stats(Actor):
             case EngineReport(gauges, rows):
                 self._ledger.report_engine(gauges, rows, self._now())
                 return None
-            case CacheReport(gauges):
-                self._ledger.report_cache(gauges)
+            case CacheReport(gauges, gdn):
+                self._ledger.report_cache(gauges, gdn)
                 return None
             case ModelServed(facts):
                 self._ledger.serve(facts)

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import assert_never
 
 from omlx.actors.messages import Render, Rendered, TokenizerMessage
-from omlx.core.chat import TemplateRefused
-from omlx.core.render import ChatTokenizer, render
+from omlx.core.chat import Conversation, TemplateRefused
+from omlx.core.render import ChatTokenizer, render, system_tokens
 from omlx.kernel.actor import Actor
 from omlx.kernel.message import Rejected
 
@@ -21,8 +21,10 @@ class Tokenizer(Actor):
     name = "tokenizer"
     capacity = 64
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, *, find_system: bool = False) -> None:
+        """``find_system``: say where the system part ends; only recurrent models need it."""
         self._tokenizer = tokenizer
+        self._find_system = find_system
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
     async def receive(self, message: TokenizerMessage) -> object:
@@ -30,13 +32,17 @@ class Tokenizer(Actor):
             case Render(conversation):
                 loop = asyncio.get_running_loop()
                 try:
-                    prompt, tokens = await loop.run_in_executor(
-                        self._thread, render, self._tokenizer, conversation
-                    )
+                    return await loop.run_in_executor(self._thread, self._render, conversation)
                 except TemplateRefused as refusal:
                     raise PromptRejected(str(refusal)) from None
-                return Rendered(prompt, tuple(tokens))
         assert_never(message)
+
+    def _render(self, conversation: Conversation) -> Rendered:
+        prompt, tokens = render(self._tokenizer, conversation)
+        num_system = 0
+        if self._find_system:
+            num_system = system_tokens(self._tokenizer, conversation, tokens)
+        return Rendered(prompt, tuple(tokens), num_system)
 
     async def on_stop(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

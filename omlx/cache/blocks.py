@@ -119,6 +119,29 @@ class CacheBlock:
     next: CacheBlock | None = field(default=None, repr=False)
 
 
+@dataclass(slots=True)
+class BlockTable:
+    """The blocks that one sequence holds, in the order of its tokens. Grows at its end only."""
+
+    block_ids: list[BlockId] = field(default_factory=list)
+
+    def append(self, block_id: BlockId) -> None:
+        self.block_ids.append(block_id)
+
+    @property
+    def last(self) -> BlockId:
+        assert self.block_ids, "an empty table has no block to write to"
+        return self.block_ids[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBlock:
+    """The payload under ``source`` is to be copied to ``target`` before that is written to."""
+
+    source: BlockId
+    target: BlockId
+
+
 class FreeKVCacheBlockQueue:
     """A doubly linked list of the blocks nobody holds. Its front is the next one to give up.
 

@@ -1,9 +1,10 @@
 """A checkpoint on disk: recurrent states through a codec, the rest as it is. Pure: bytes in, out.
 
-The file has the form of a block's (``block_file``) under the name of the state; its metadata
+The file has the form of a block's (``block_file``) under the name of the state. Embedded, the
+states lie in the file of the block that ends with them, beside its keys and values. The metadata
 also has:
 
-    place        why it is kept: LATTICE, LAST, TURN, BRANCH or SYSTEM
+    place        why it is kept: LATTICE, LAST, TURN, BRANCH or SYSTEM ("carries" if embedded)
     position     tokens folded into the state, counted from the parent block's end
     codec        what the recurrent states were written with; for people who look
     states       JSON: name -> codec, codec_version, dtype, shape, by which each is decoded
@@ -22,13 +23,15 @@ import numpy as np
 
 from omlx.cache import codecs
 from omlx.cache.block_file import (
+    Header,
     HostTensor,
     Identity,
     Unreadable,
     read_header,
     read_tensors,
 )
-from omlx.cache.blocks import num_tokens, state_hash
+from omlx.cache.blocks import chain_hash, num_tokens, state_hash
+from omlx.cache.checkpoints import Place
 from omlx.cache.hybrid_cache import StateSpec
 
 RAW = "raw"
@@ -38,11 +41,11 @@ RAW = "raw"
 def encode_states(
     codec: str,
     identity: Identity,
+    place: Place,
     tensors: Sequence[HostTensor],
     specs: Sequence[StateSpec],
 ) -> tuple[list[HostTensor], dict[str, str]]:
     """The tensors of the file and its further metadata. Raises codecs.NotFinite."""
-    assert identity.place is not None, "only checkpoints hold states"
     stored: list[HostTensor] = []
     states: dict[str, dict[str, Any]] = {}
     for tensor, spec in zip(tensors, specs, strict=True):
@@ -55,7 +58,8 @@ def encode_states(
             stored.append(tensor)
             states[spec.name] = {"codec": RAW, "dtype": spec.dtype, "shape": list(spec.shape)}
     more = {
-        "place": identity.place.name,
+        # A block that carries a checkpoint is a block; a checkpoint's own file is none.
+        "carries" if identity.place is None else "place": place.name,
         "position": str(num_tokens(identity.tokens)),
         "codec": codec,
         "states": json.dumps(states),
@@ -67,10 +71,32 @@ def decode_states(
     expected: Identity, data: memoryview, specs: Sequence[StateSpec]
 ) -> tuple[HostTensor, ...]:
     """Every state, decoded, in the order of ``specs``. Raises Unreadable."""
-    header = read_header(expected, data)
-    if state_hash(expected.parent, expected.tokens) != expected.block_hash:
+    name = state_hash(expected.parent, expected.tokens)
+    if name != expected.block_hash:
         raise Unreadable("its name is not the hash of its tokens")
-    tensors = read_tensors(header, data)
+    header = read_header(expected, data)
+    names = {name for name, *_ in header.tensors}
+    return _decode_all(header, read_tensors(header, data, names), specs)
+
+
+def decode_embedded(
+    expected: Identity, data: memoryview, specs: Sequence[StateSpec]
+) -> tuple[HostTensor, ...]:
+    """The states of a checkpoint out of the file of the block that ends with it."""
+    block = Identity(
+        expected.namespace,
+        chain_hash(expected.parent, expected.tokens),
+        expected.parent,
+        expected.tokens,
+    )
+    header = read_header(block, data)
+    names = {name for name, *_ in header.tensors if name.startswith("gdn.")}
+    return _decode_all(header, read_tensors(header, data, names), specs)
+
+
+def _decode_all(
+    header: Header, tensors: dict[str, HostTensor], specs: Sequence[StateSpec]
+) -> tuple[HostTensor, ...]:
     try:
         states = json.loads(header.metadata["states"])
         names = {spec.name for spec in specs}
@@ -97,10 +123,20 @@ def _decode(
         tensor = tensors.pop(spec.name)
         if (tensor.dtype, tensor.shape) != (spec.dtype, spec.shape):
             raise ValueError(f"{spec.name} is stored as {tensor.dtype}{tensor.shape}")
+        if not _all_finite(tensor):
+            raise ValueError(f"{spec.name} holds values that are not finite")
         return tensor
     layout = codecs.layout(codec, spec.name, spec.shape)
     state = codecs.decode(spec.name, metadata, [tensors.pop(name) for name, _, _ in layout])
     return HostTensor(spec.name, spec.dtype, spec.shape, _bytes_of(state))
+
+
+def _all_finite(tensor: HostTensor) -> bool:
+    if tensor.dtype != "bfloat16":
+        return bool(np.isfinite(np.frombuffer(tensor.data, tensor.dtype)).all())
+    # NumPy has no such type: not finite is what has every bit of the exponent set.
+    bits = np.frombuffer(tensor.data, np.uint16)
+    return bool(((bits & 0x7F80) != 0x7F80).all())
 
 
 def _bytes_of(state: np.ndarray[Any, Any]) -> memoryview:

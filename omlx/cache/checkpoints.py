@@ -19,16 +19,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 
 
 class Place(IntEnum):
     """Why a checkpoint is where it is. The higher, the longer it is kept."""
 
-    LATTICE = 0
-    LAST = 1
-    TURN = 2
-    BRANCH = 3
-    SYSTEM = 4
+    LATTICE = 1
+    LAST = 2
+    TURN = 3
+    BRANCH = 4
+    SYSTEM = 5
 
 
 SHARED = (Place.BRANCH, Place.SYSTEM)
@@ -76,24 +77,20 @@ def next_cut(positions: Iterable[int], position: int, limit: int) -> int:
     return min((cut for cut in positions if position < cut < limit), default=limit)
 
 
-def thin(marks: Sequence[Mark], interval: int) -> list[Mark]:
+def thin(marks: Sequence[Mark]) -> list[Mark]:
     """Which checkpoints of one chain to let go, when its newest was just added.
 
-    Kept: shared ones; the newest few; of the others one in each stretch that doubles in length
-    with its distance from the end, so that a divergence at distance d recomputes at most about d
-    tokens, and a chain of n tokens keeps about log n of them.
+    Kept: shared ones and the newest few. Of the others one goes if the stretch that it divides is
+    no longer than what lies behind the stretch. So a prompt that leaves the chain d tokens before
+    its end recomputes at most d tokens of it, and a chain of n tokens keeps about 2 log n.
     """
     ordered = sorted(marks, key=lambda mark: mark.position)
-    if len(ordered) <= NEWEST_KEPT:
-        return []
-    end = ordered[-1].position
     drop: list[Mark] = []
-    taken: set[int] = set()
-    for mark in reversed(ordered[:-NEWEST_KEPT]):
-        if mark.place in SHARED:
-            continue
-        stretch = ((end - mark.position) // max(1, interval)).bit_length()
-        if stretch in taken:
+    before = 0
+    for mark, after in pairwise(ordered[: 1 - NEWEST_KEPT]):
+        behind = ordered[-1].position - after.position
+        if mark.place not in SHARED and after.position - before <= behind:
             drop.append(mark)
-        taken.add(stretch)
+        else:
+            before = mark.position
     return drop

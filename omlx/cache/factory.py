@@ -20,6 +20,7 @@ class CacheSizes:
     initial_blocks: int = 256
     max_blocks: int = 1 << 20
     checkpoint_interval: int = 2048
+    gdn_pending_limit_bytes: int = 512_000_000
 
 
 def namespace_of(fingerprint: str, config: ModelCacheConfig, block_size: int) -> str:
@@ -43,8 +44,8 @@ class CacheFactory:
             hot_limit_bytes=sizes.hot_limit_bytes,
             ssd_limit_bytes=sizes.ssd_limit_bytes,
             pending_limit_bytes=sizes.pending_limit_bytes,
+            gdn_pending_limit_bytes=sizes.gdn_pending_limit_bytes,
             checkpoint_bytes=config.checkpoint_bytes,
-            checkpoint_interval=sizes.checkpoint_interval,
             initial_blocks=sizes.initial_blocks,
             max_blocks=sizes.max_blocks,
         )

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from omlx.cache.blocks import BlockHash, BlockId, CacheBlock, FreeKVCacheBlockQueue
+from omlx.cache.blocks import BlockHash, BlockId, BlockTable, CacheBlock, CopyBlock
+from omlx.cache.eviction import EvictionOrder, LruOrder
 
 GROW_BY = 256
+
+
+class NoRoom(Exception):
+    """A block must be written to, is shared, and there is no room for a copy."""
 
 
 class PagedCacheManager:
@@ -28,11 +33,14 @@ class PagedCacheManager:
         initial_blocks: int = GROW_BY,
         max_blocks: int = 1 << 20,
         on_block_hash_dropped: Callable[[BlockHash], None] = lambda _hash: None,
+        order: Callable[[], EvictionOrder] = LruOrder,
     ) -> None:
         assert max_blocks >= 1
+        self._new_order = order
         self._max_blocks = max_blocks
         self._on_block_hash_dropped = on_block_hash_dropped
         self.limit_bytes = limit_bytes
+        self.cow_copies = 0
         self._begin(min(initial_blocks, max_blocks))
 
     @property
@@ -42,7 +50,7 @@ class PagedCacheManager:
     @property
     def num_cached(self) -> int:
         """Blocks that nobody holds and that can be found."""
-        return len(self._queue)
+        return len(self._order)
 
     @property
     def num_blank(self) -> int:
@@ -67,17 +75,29 @@ class PagedCacheManager:
         """
         if nbytes > self.limit_bytes:
             return None
+        if protect is not None:
+            self._order.pin(protect)
         while self.hot_bytes + nbytes > self.limit_bytes or not self._has_blank():
-            victim = self._queue.front
-            if victim is None or victim.block_hash == protect:
+            victim = self._order.front
+            if victim is None:
+                if protect is not None:
+                    self._order.unpin(protect)
                 return None
             self._forget(victim)
         block = self._blocks[self._blank.pop()]
         block.ref_count, block.nbytes = 1, nbytes
+        if protect is not None:
+            self._parents[block.block_id] = protect
         self.hot_bytes += nbytes
         return block.block_id
 
-    def seal(self, block_id: BlockId, block_hash: BlockHash, parent: BlockHash | None) -> None:
+    def seal(
+        self,
+        block_id: BlockId,
+        block_hash: BlockHash,
+        parent: BlockHash | None,
+        cost_s: float = 0.0,
+    ) -> None:
         """Record that a held block is filled, name it and let it go: it can now be found.
 
         ``parent``: the block's parent, if that is cached too; the new block is given up first.
@@ -89,12 +109,8 @@ class PagedCacheManager:
         block.block_hash = block_hash
         self._by_hash[block_hash] = block_id
         block.ref_count = 0
-        parent_id = None if parent is None else self._by_hash.get(parent)
-        parent_block = None if parent_id is None else self._blocks[parent_id]
-        if parent_block is not None and parent_block.ref_count == 0:
-            self._queue.insert_before(block, parent_block)
-        else:
-            self._queue.append(block)
+        self._unpin_parent(block_id)
+        self._order.add(block, parent, cost_s)
         self._shrink()
 
     def abandon(self, block_id: BlockId) -> None:
@@ -103,6 +119,7 @@ class PagedCacheManager:
         assert block.ref_count == 1, "only its writer holds a block that is being filled"
         assert block.block_hash is None, "a sealed block is released, not abandoned"
         block.ref_count = 0
+        self._unpin_parent(block_id)
         self._blank_out(block)
 
     def acquire_cached_block(self, block_id: BlockId, block_hash: BlockHash) -> bool:
@@ -110,13 +127,65 @@ class PagedCacheManager:
         block = self._blocks[block_id]
         if block.block_hash != block_hash:
             return False
-        if block.ref_count == 0:
-            self._queue.remove(block)
+        self._order.hold(block)
         block.ref_count += 1
         return True
 
+    # ── tables: what one sequence holds ──────────────────────────────────────────────────────
+
+    def find_shared_prefix(self, hashes: Iterable[BlockHash]) -> list[tuple[BlockId, BlockHash]]:
+        """The leading blocks of a chain that are here now. Nothing is held by it.
+
+        ``acquire_cached_block`` takes a pair and looks again: meanwhile it may be given up.
+        """
+        found: list[tuple[BlockId, BlockHash]] = []
+        for block_hash in hashes:
+            block_id = self._by_hash.get(block_hash)
+            if block_id is None:
+                break
+            found.append((block_id, block_hash))
+        return found
+
+    def get_computed_blocks(self, hashes: Iterable[BlockHash]) -> BlockTable:
+        """Hold the leading blocks of a chain that are here; ``release`` its ids at the end."""
+        table = BlockTable()
+        for block_id, block_hash in self.find_shared_prefix(hashes):
+            if not self.acquire_cached_block(block_id, block_hash):
+                break
+            table.append(block_id)
+        return table
+
+    def fork_block_table(self, table: BlockTable) -> BlockTable:
+        """A second holder of the same blocks, the unsealed ones as well. Copies nothing."""
+        for block_id in table.block_ids:
+            block = self._blocks[block_id]
+            assert block.ref_count > 0, "a table holds its blocks"
+            if block.block_hash is not None:
+                self._order.hold(block)
+            block.ref_count += 1
+        return BlockTable(list(table.block_ids))
+
+    def get_blocks_for_generation(self, table: BlockTable, nbytes: int) -> CopyBlock | None:
+        """Let a sequence write to its last block, of ``nbytes``. None: it may, as it is.
+
+        A block that others hold, or that can be found by its name, is not written to: the table
+        gets a block of its own in its place. What is answered is to be copied before the pool is
+        asked for anything else, and after what it has dropped so far. Raises NoRoom.
+        """
+        shared = self._blocks[table.last]
+        assert shared.ref_count > 0, "a table holds its blocks"
+        if shared.ref_count == 1 and shared.block_hash is None:
+            return None
+        target = self.allocate_block(nbytes)
+        if target is None:
+            raise NoRoom
+        self.cow_copies += 1
+        table.block_ids[-1] = target
+        self.release([shared.block_id])
+        return CopyBlock(shared.block_id, target)
+
     def release(self, block_ids: Iterable[BlockId]) -> None:
-        """Drop one reader from each block of a chain, given from its head to its tail.
+        """Drop one holder from each block of a chain, given from its head to its tail.
 
         The tail goes into the queue first: it names the longest prefix, hence the one least
         likely to be asked for again, hence the first to give up.
@@ -125,8 +194,11 @@ class PagedCacheManager:
             block = self._blocks[block_id]
             assert block.ref_count > 0, "released more often than held"
             block.ref_count -= 1
-            if block.ref_count == 0:
-                self._queue.append(block)
+            if block.ref_count == 0 and block.block_hash is None:
+                self._unpin_parent(block_id)
+                self._blank_out(block)
+            elif block.ref_count == 0:
+                self._order.release(block)
         self._shrink()
 
     def touch(self, chain: Iterable[BlockHash]) -> None:
@@ -134,8 +206,7 @@ class PagedCacheManager:
         for block_hash in reversed(list(chain)):
             block_id = self._by_hash.get(block_hash)
             if block_id is not None and self._blocks[block_id].ref_count == 0:
-                self._queue.remove(self._blocks[block_id])
-                self._queue.append(self._blocks[block_id])
+                self._order.touch(self._blocks[block_id])
 
     def evict_block_permanently(self, block_hash: BlockHash) -> bool:
         """Forget a cached block now. False when it is unknown or held."""
@@ -152,10 +223,10 @@ class PagedCacheManager:
 
     def clear(self) -> int:
         """Forget every cached block; returns how many. Held ones stay."""
-        count = len(self._queue)
-        while self._queue.front is not None:
-            self._forget(self._queue.front)
-        return count
+        cached = list(self._order)
+        for block in cached:
+            self._forget(block)
+        return len(cached)
 
     def start_over(self) -> None:
         """Every payload is gone, and so is whoever held blocks. Reports no hash as dropped."""
@@ -168,8 +239,9 @@ class PagedCacheManager:
 
     def check(self) -> None:
         """Assert what this class promises about its own state. O(blocks): for tests and idle."""
-        queued = [block.block_id for block in self._queue]
-        assert len(set(queued)) == len(queued) == len(self._queue)
+        self._order.check()
+        queued = [block.block_id for block in self._order]
+        assert len(set(queued)) == len(queued) == len(self._order)
         assert set(queued).isdisjoint(self._blank)
         for block in self._blocks:
             assert (block.ref_count == 0) == (
@@ -186,15 +258,17 @@ class PagedCacheManager:
     def _begin(self, num_blocks: int) -> None:
         self._blocks: list[CacheBlock] = []
         self._blank: list[BlockId] = []
-        self._queue = FreeKVCacheBlockQueue()
+        self._order = self._new_order()
+        self._parents: dict[BlockId, BlockHash] = {}
         self._by_hash: dict[BlockHash, BlockId] = {}
         self._dropped: list[BlockId] = []
         self.hot_bytes = 0
         self._grow(num_blocks)
 
     def _shrink(self) -> None:
-        while self.hot_bytes > self.limit_bytes and self._queue.front is not None:
-            self._forget(self._queue.front)
+        while self.hot_bytes > self.limit_bytes and len(self._order):
+            # A lower limit holds for a chain that grows as well.
+            self._forget(self._order.front or next(iter(self._order)))
 
     def _has_blank(self) -> bool:
         if not self._blank and self.num_blocks < self._max_blocks:
@@ -210,11 +284,16 @@ class PagedCacheManager:
         """Drop a cached block's name and payload together."""
         assert block.block_hash is not None
         block_hash = block.block_hash
-        self._queue.remove(block)
+        self._order.forget(block)
         del self._by_hash[block_hash]
         block.block_hash = None
         self._blank_out(block)
         self._on_block_hash_dropped(block_hash)
+
+    def _unpin_parent(self, block_id: BlockId) -> None:
+        parent = self._parents.pop(block_id, None)
+        if parent is not None:
+            self._order.unpin(parent)
 
     def _blank_out(self, block: CacheBlock) -> None:
         self.hot_bytes -= block.nbytes

@@ -15,18 +15,22 @@ the rest and report back (``seal``, ``written``, ``lost``).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from omlx.cache.blocks import (
     BlockHash,
     BlockId,
     PackedTokens,
+    chain_hash,
     num_tokens,
     root_hash,
+    state_hash,
 )
 from omlx.cache.checkpoints import Mark, Place, thin
+from omlx.cache.eviction import EvictionOrder, LruOrder
 from omlx.cache.paged_cache import PagedCacheManager
 from omlx.cache.paged_ssd_cache import PagedSSDCacheManager
+from omlx.cache.pending import Pending
 from omlx.cache.prefix_tree import Found, Node, PrefixTree
 from omlx.cache.stats import CacheStats
 from omlx.cache.tickets import (
@@ -38,6 +42,10 @@ from omlx.cache.tickets import (
     StoreWish,
     WriteTicket,
 )
+
+BRANCH_GAIN = 16
+"""Tokens that a checkpoint where two prompts part must save the third; one weighs as much as
+thousands of tokens of KV, and prompts often share a few tokens by chance."""
 
 
 class BlockAwarePrefixCache:
@@ -56,19 +64,20 @@ class BlockAwarePrefixCache:
         hot_limit_bytes: int,
         ssd_limit_bytes: int,
         pending_limit_bytes: int,
+        gdn_pending_limit_bytes: int = 512_000_000,
         checkpoint_bytes: int = 0,
-        checkpoint_interval: int = 2048,
         initial_blocks: int = 256,
         max_blocks: int = 1 << 20,
+        order: Callable[[], EvictionOrder] = LruOrder,
     ) -> None:
         assert block_size > 0
         self.namespace = namespace
         self.block_size = block_size
         self.bytes_per_token = bytes_per_token
         self.checkpoint_bytes = checkpoint_bytes
-        self.checkpoint_interval = checkpoint_interval
         self.pending_limit_bytes = pending_limit_bytes
-        self.pending_bytes = 0
+        self.block_writes = Pending(max(1, pending_limit_bytes))
+        self.checkpoint_writes = Pending(gdn_pending_limit_bytes)
         self.writable = ssd_limit_bytes > 0
         """False while the cold tier can't be written: off, full or broken."""
         self.stats = CacheStats()
@@ -77,6 +86,7 @@ class BlockAwarePrefixCache:
             initial_blocks=initial_blocks,
             max_blocks=max_blocks,
             on_block_hash_dropped=self._hot_dropped,
+            order=order,
         )
         self.ledger = PagedSSDCacheManager(ssd_limit_bytes)
         self._tree = PrefixTree(block_size)
@@ -86,7 +96,8 @@ class BlockAwarePrefixCache:
         self._roots: set[BlockHash] = set()
         self._early: dict[BlockHash, int | None] = {}
         """What the writer reported before the ticket was sealed: bytes, or None for a failure."""
-        self._deletes: list[BlockHash] = []
+        self._deletes: dict[BlockHash, None] = {}
+        """Files to be removed. None of these is written before that."""
 
     # ── look-up ──────────────────────────────────────────────────────────────────────────────
 
@@ -118,7 +129,8 @@ class BlockAwarePrefixCache:
             self.stats.cow_copies += take < size
         state = None if checkpoint is None else self._refer(checkpoint, 0)
         self.stats.shared_blocks = max(self.stats.shared_blocks, self.pool.num_shared)
-        branch = known.ended.token if known.ended.token > found.ended.token else None
+        gain = known.ended.token - found.ended.token
+        branch = known.ended.token if gain >= BRANCH_GAIN else None
         return Grant(root, tuple(blocks), found.ended, state, branch)
 
     def probe(self, tokens: PackedTokens, salt: str = "") -> tuple[int, int, ReuseEnded]:
@@ -172,16 +184,17 @@ class BlockAwarePrefixCache:
         node = self._tree.get(wish.block_hash)
         if node is not None:
             self._want(node, wish)
-        if wish.block_hash in self._filling or (node is not None and (node.hot or node.pending)):
+        if wish.block_hash in self._filling or (node is not None and node.pending):
             return None
-        if not self._reachable(wish.parent):
+        hot = node is not None and node.hot
+        known = node is not None and node.ssd and (wish.carries is None or node.carries is not None)
+        if (hot and (known or wish.carries is None)) or not self._reachable(wish.parent):
             return None
-        if wish.place is None and self._tree.covers(wish.parent, wish.block_hash, wish.tokens):
+        if wish.place is None and wish.carries is None and self._covered(wish):
             return None
         size = self._size_of(wish.tokens, wish.place)
-        place = self.pool.allocate_block(size, protect=wish.parent)
-        known = node is not None and node.ssd
-        write = wish.persist and not known and self._admit_write(wish.parent, size)
+        place = None if hot else self.pool.allocate_block(size, protect=wish.parent)
+        write = wish.persist and not known and self._admit_write(wish, self._file_size_of(wish))
         if place is None and not write:
             return None
         ticket = self._filling[wish.block_hash] = StoreTicket(wish, place, write)
@@ -198,7 +211,7 @@ class BlockAwarePrefixCache:
         del self._filling[wish.block_hash]
         size = self._size_of(wish.tokens, wish.place)
         if write and not writing:
-            self._end_write(size)
+            self._end_write(self._file_size_of(wish), wish.place)
             self.stats.pending_stops += 1
         if block_id is not None and not stored:
             self.pool.abandon(block_id)
@@ -210,9 +223,11 @@ class BlockAwarePrefixCache:
                 wish.block_hash, wish.parent, wish.tokens, size, wish.place, persist=wish.persist
             )
             self._tree.nodes[wish.block_hash] = node
-        node.pending = node.pending or writing
+        if writing:
+            node.pending, node.carries = True, wish.carries
+            node.reserved = self._file_size_of(wish)
         if stored and block_id is not None:
-            self._make_hot(node, block_id)
+            self._make_hot(node, block_id, wish.cost_s)
         if wish.block_hash in self._early:
             nbytes = self._early.pop(wish.block_hash)
             if nbytes is None:
@@ -243,18 +258,20 @@ class BlockAwarePrefixCache:
         for block_hash in list(self._dirty):
             node = self._tree.nodes[block_hash]
             size = node.size
-            if len(tickets) == most or not self.writable or not self._has_pending_room(size):
+            if len(tickets) == most or not self.writable:
                 break
-            if not self._persisted(node.parent) or not self._reserve(node.parent, size):
+            if not self._queue_of(node.place).has_room(size) or not self._persisted(node.parent):
+                continue
+            if block_hash in self._deletes or not self._reserve(node.parent, size, node.place):
                 continue
             del self._dirty[block_hash]
             block_id = self.pool.get(block_hash)
             assert block_id is not None, "a dirty block is in RAM"
-            node.pending = True
+            node.pending, node.reserved = True, size
             tickets.append(WriteTicket(block_id, block_hash, node.parent, node.tokens, node.place))
         return tickets
 
-    def _make_hot(self, node: Node, block_id: BlockId) -> None:
+    def _make_hot(self, node: Node, block_id: BlockId, cost_s: float = 0.0) -> None:
         node.hot = True
         self._tree.show(node)
         self._worth_a_file(node)
@@ -262,9 +279,8 @@ class BlockAwarePrefixCache:
             self._reclaim_superseded(node, hot=True)
         elif node.place is Place.TURN:
             self._thin(node)
-        self.pool.seal(
-            block_id, node.block_hash, node.parent
-        )  # a lowered limit may drop it at once
+        # A lowered limit may drop it at once.
+        self.pool.seal(block_id, node.block_hash, node.parent, cost_s)
 
     def _want(self, node: Node, wish: StoreWish) -> None:
         """A known block was computed again: it may be worth a file now, or worth one again."""
@@ -289,8 +305,9 @@ class BlockAwarePrefixCache:
         tokens: PackedTokens,
         n: int,
         place: Place | None = None,
+        carries: Place | None = None,
     ) -> None:
-        """A file of ``n`` bytes was found at start."""
+        """A file of ``n`` bytes was found at start, or came unexpectedly."""
         size = self._size_of(tokens, place)
         node = self._tree.nodes.setdefault(
             block_hash, Node(block_hash, parent, tokens, size, place)
@@ -298,8 +315,10 @@ class BlockAwarePrefixCache:
         if not node.ssd:
             node.ssd = True
             self._dirty.pop(block_hash, None)
+            node.carries = carries
             self.ledger.add(block_hash, n, parent)
             self._tree.show(node)
+            self._show_embedded(node)
 
     def order_files(self, used_at: Mapping[BlockHash, float]) -> None:
         """Take over the order in which files were last used."""
@@ -310,12 +329,14 @@ class BlockAwarePrefixCache:
         node = self._pending_node(block_hash, nbytes)
         if node is None:
             return block_hash in self._early
-        self._end_write(node.size)
+        self._end_write(node.reserved, node.place)
         node.pending = False
+        self.ledger.discard(block_hash)  # a file without its checkpoint was replaced
         node.ssd = True
         self.stats.ssd_written_bytes += nbytes
         self.ledger.add(block_hash, nbytes, node.parent)
         self._tree.show(node)
+        self._show_embedded(node)
         if node.doomed or not self._persisted(node.parent):
             # It was cleared, or its parent's file had to go: what is persisted is a prefix.
             node.doomed = False
@@ -331,8 +352,10 @@ class BlockAwarePrefixCache:
         node = self._pending_node(block_hash, None)
         if node is None:
             return
-        self._end_write(node.size)
+        self._end_write(node.reserved, node.place)
         node.pending = node.doomed = False
+        if not node.ssd:
+            node.carries = None
         if node.hot:
             self._dirty[block_hash] = None
         self._tree.drop_if_gone(node)
@@ -343,11 +366,15 @@ class BlockAwarePrefixCache:
         return tuple(name for name, node in self._tree.nodes.items() if node.pending)
 
     def writes_passed(self, block_hashes: Iterable[BlockHash]) -> None:
-        """The writer is past these: those of them that are pending still have failed unheard."""
+        """The writer is past these: those of them that are pending still have failed unheard.
+
+        Whether there is a file, of this write or a former one, nobody knows; it is removed.
+        """
         for block_hash in block_hashes:
             node = self._tree.get(block_hash)
             if node is not None and node.pending:
                 self.write_failed(block_hash)
+                self._deletes[block_hash] = None
 
     def _pending_node(self, block_hash: BlockHash, report: int | None) -> Node | None:
         """The node a report of the writer is about; the writer can be faster than the seal."""
@@ -366,6 +393,8 @@ class BlockAwarePrefixCache:
         if node is not None and node.place is not None:
             self.stats.gdn_checkpoint_walkbacks += 1
             self.stats.gdn_decode_failures += corrupt
+            if node.embedded:
+                self.evict_file(chain_hash(node.parent, node.tokens))
         if node is not None and node.ssd and node.hot and node.persist and not node.pending:
             self._dirty[block_hash] = None
         self._file_removed(block_hash)
@@ -376,44 +405,54 @@ class BlockAwarePrefixCache:
         A copy in RAM does not become dirty, or it would be written again and push out the next.
         """
         self._file_removed(block_hash)
-        self._deletes.append(block_hash)
+        self._deletes[block_hash] = None
+
+    def wants_file(self, block_hash: BlockHash) -> bool:
+        """Whether a block has its file, or is on its way to one."""
+        return self._persisted(block_hash)
 
     def take_deletes(self) -> tuple[BlockHash, ...]:
         """Names of files to remove. Forgets them."""
-        deletes, self._deletes = tuple(self._deletes), []
+        deletes = tuple(self._deletes)
+        self._deletes.clear()
         return deletes
+
+    def keep_deletes(self, block_hashes: Iterable[BlockHash]) -> None:
+        """Nobody could be told to remove these: they stay among ``take_deletes``."""
+        self._deletes.update(dict.fromkeys(block_hashes))
 
     def set_ssd_limit(self, limit_bytes: int) -> None:
         for block_hash in self.ledger.set_limit(limit_bytes):
             self.stats.evictions_ssd += 1
             self.evict_file(block_hash)
 
-    def _admit_write(self, parent: BlockHash, size: int) -> bool:
-        """Reserve room to write a block behind ``parent``.
+    def _admit_write(self, wish: StoreWish, size: int) -> bool:
+        """Reserve room to write a block or checkpoint behind its parent.
 
         What is persisted of a chain is always a prefix of it, so the parent must have its file
         or be on its way to it.
         """
-        if not self.writable or not self._persisted(parent):
+        if not self.writable or not self._persisted(wish.parent):
             return False
-        if not self._has_pending_room(size):
+        if wish.block_hash in self._deletes:
+            return False
+        if not self._queue_of(wish.place).has_room(size):
             self.stats.pending_stops += 1
             return False
-        return self._reserve(parent, size)
+        return self._reserve(wish.parent, size, wish.place)
 
-    def _has_pending_room(self, size: int) -> bool:
-        # One oversize block is let in on an empty queue, or it could never be written.
-        return self.pending_bytes == 0 or self.pending_bytes + size <= self.pending_limit_bytes
-
-    def _reserve(self, parent: BlockHash, size: int) -> bool:
+    def _reserve(self, parent: BlockHash, size: int, place: Place | None) -> bool:
         victims = self.ledger.reserve(size, protect=parent)
         if victims is None:
             return False
         for victim in victims:
             self.stats.evictions_ssd += 1
             self.evict_file(victim)
-        self.pending_bytes += size
+        self._queue_of(place).begin(size)
         return True
+
+    def _queue_of(self, place: Place | None) -> Pending:
+        return self.block_writes if place is None else self.checkpoint_writes
 
     def _persisted(self, parent: BlockHash) -> bool:
         """Whether a block behind ``parent`` would extend what is, or soon is, in files."""
@@ -424,9 +463,14 @@ class BlockAwarePrefixCache:
             or (ticket is not None and ticket.write)
         )
 
-    def _end_write(self, size: int) -> None:
-        self.pending_bytes -= size
+    def _end_write(self, size: int, place: Place | None) -> None:
+        self._queue_of(place).end(size)
         self.ledger.settle(size)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Of blocks and checkpoints that wait to be written."""
+        return self.block_writes.nbytes + self.checkpoint_writes.nbytes
 
     # ── keeping the tree ─────────────────────────────────────────────────────────────────────
 
@@ -446,23 +490,34 @@ class BlockAwarePrefixCache:
         for block_hash, nbytes in self._early.items():
             ticket = self._filling[block_hash]
             if nbytes is not None and ticket is not None:
-                self.found(block_hash, ticket.wish.parent, ticket.wish.tokens, nbytes)
+                wish = ticket.wish
+                self.found(block_hash, wish.parent, wish.tokens, nbytes, wish.place, wish.carries)
         self._filling.clear()
         self._early.clear()
         self._dirty.clear()
         self.pool.start_over()
-        pending_bytes = 0
         for node in list(self._tree.nodes.values()):
             node.hot = False
-            pending_bytes += node.pending * node.size
             self._tree.drop_if_gone(node)
-        self._end_write(self.pending_bytes - pending_bytes)
+        # Writes that are under way go on; what was only permitted is not written any more.
+        for queue, checkpoints in ((self.block_writes, False), (self.checkpoint_writes, True)):
+            under_way = sum(
+                node.reserved
+                for node in self._tree.nodes.values()
+                if node.pending and (node.place is not None) is checkpoints
+            )
+            self.ledger.settle(queue.nbytes - under_way)
+            queue.end(queue.nbytes - under_way)
 
     def touch(self, chain: Iterable[BlockHash]) -> None:
         """A sequence ended: its chain, from head to tail, was in use until now."""
         chain = list(chain)
         self.pool.touch(chain)
         self.ledger.touch(chain)
+
+    @property
+    def num_checkpoints(self) -> int:
+        return sum(node.place is not None for node in self._tree.nodes.values())
 
     @property
     def num_dirty(self) -> int:
@@ -474,7 +529,8 @@ class BlockAwarePrefixCache:
         self.ledger.check()
         for name, node in self._tree.nodes.items():
             assert node.hot == (self.pool.get(name) is not None), "the indexes disagree"
-            assert node.ssd == (name in self.ledger), "the ledger disagrees"
+            counted = name in self.ledger or node.embedded
+            assert node.ssd == counted, "the ledger disagrees"
         self._tree.check()
         for name in self._dirty:
             node = self._tree.nodes[name]
@@ -487,7 +543,7 @@ class BlockAwarePrefixCache:
             if hot and shorter.hot:
                 self._dirty.pop(shorter.block_hash, None)
                 self.pool.evict_block_permanently(shorter.block_hash)
-            if not hot and shorter.ssd:
+            if not hot and shorter.ssd and shorter.carries is None:
                 self.evict_file(shorter.block_hash)
 
     def _hot_dropped(self, block_hash: BlockHash) -> None:
@@ -504,6 +560,13 @@ class BlockAwarePrefixCache:
         if node is None or not node.ssd:
             return
         node.ssd = False
+        if node.carries is not None:
+            node.carries = None
+            state = self._tree.get(state_hash(node.parent, node.tokens))
+            if state is not None and state.embedded:
+                state.ssd = state.embedded = False
+                self._tree.drop_if_gone(state)
+        node.embedded = False
         self._gone_if_unreadable(node)
 
     def _gone_if_unreadable(self, node: Node) -> None:
@@ -516,8 +579,11 @@ class BlockAwarePrefixCache:
     def _thin(self, newest: Node) -> None:
         """Let go of the checkpoints of a chain that its newest one makes not worth their room."""
         along = self._tree.along(newest)
-        marks = {Mark(position, node.place or Place.LATTICE): node for position, node in along}
-        for mark in thin(list(marks), self.checkpoint_interval):
+        marks = {
+            Mark(position, node.place if node.place is not None else Place.LATTICE): node
+            for position, node in along
+        }
+        for mark in thin(list(marks)):
             if marks[mark] is not newest:
                 self._give_up(marks[mark])
 
@@ -527,6 +593,28 @@ class BlockAwarePrefixCache:
             self.pool.evict_block_permanently(node.block_hash)
         if node.ssd:
             self.evict_file(node.block_hash)
+
+    def _show_embedded(self, node: Node) -> None:
+        """A block's file brings the checkpoint at its end along."""
+        if node.carries is None:
+            return
+        name = state_hash(node.parent, node.tokens)
+        state = self._tree.nodes.setdefault(
+            name,
+            Node(
+                name, node.parent, node.tokens, self.checkpoint_bytes, node.carries, persist=False
+            ),
+        )
+        if not state.ssd:
+            state.ssd = state.embedded = True
+            self._tree.show(state)
+
+    def _covered(self, wish: StoreWish) -> bool:
+        return self._tree.covers(wish.parent, wish.block_hash, wish.tokens)
+
+    def _file_size_of(self, wish: StoreWish) -> int:
+        embedded = self.checkpoint_bytes if wish.carries is not None else 0
+        return self._size_of(wish.tokens, wish.place) + embedded
 
     def _size_of(self, tokens: PackedTokens, place: Place | None) -> int:
         if place is not None:

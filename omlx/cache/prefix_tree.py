@@ -42,6 +42,12 @@ class Node:
     """Bytes of its payload in RAM."""
     place: Place | None = None
     """Of a checkpoint: why it is kept. None: a block."""
+    carries: Place | None = None
+    """Of a block: its file holds the checkpoint at its end as well."""
+    embedded: bool = False
+    """Of a checkpoint: what ``ssd`` says is the file of the block that ends with it."""
+    reserved: int = 0
+    """Bytes set aside for the file that is on its way."""
     hot: bool = False
     ssd: bool = False
     pending: bool = False

@@ -72,6 +72,12 @@ class Grant:
         return self.blocks if self.checkpoint is None else (*self.blocks, self.checkpoint)
 
     @property
+    def cold(self) -> tuple[BlockRef, ...]:
+        """What is to be read, in order; the checkpoint first, as the likelier to be refused."""
+        first = () if self.checkpoint is None else (self.checkpoint,)
+        return tuple(ref for ref in (*first, *self.blocks) if ref.cold)
+
+    @property
     def chain(self) -> tuple[BlockHash, ...]:
         return tuple(ref.block_hash for ref in self.refs)
 
@@ -89,6 +95,10 @@ class StoreWish:
     persist: bool
     """False: a tail that will be replaced by a longer one soon, so not worth a file."""
     place: Place | None = None
+    cost_s: float = 0.0
+    """What computing it again would take, for an eviction order that asks."""
+    carries: Place | None = None
+    """Of a block: the checkpoint at its end is embedded in its file."""
 
 
 @dataclass(frozen=True, slots=True)

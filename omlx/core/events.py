@@ -1,4 +1,4 @@
-"""What the scheduler tells of a sequence: text as it comes, and once its end."""
+"""What the scheduler tells of a sequence, text as it comes and once its end; and a client of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from omlx.cache.tickets import ReuseEnded
 from omlx.core.plan import Sampled, Uid
 from omlx.core.sequence import Request, Sequence, Times
+from omlx.core.usage import RequestRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,9 @@ class Delta:
     uid: Uid
     text: str
     sampled: Sampled
+    leader: Uid
+    index: int
+    """Which choice of its request; ``leader`` is choice 0 and names the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ class Closed:
     times: Times
     prefill_s: float
     restore_s: float
+    leader: Uid
+    index: int
 
     @classmethod
     def of(cls, sequence: Sequence) -> Closed:
@@ -58,7 +64,43 @@ class Closed:
             sequence.times,
             sequence.prefill_s,
             sequence.restore_s,
+            sequence.leader,
+            sequence.index,
         )
 
 
 Event = Delta | Closed
+
+
+# ── on a client's stream ─────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Text that can be shown now, and the tokens it came from."""
+
+    text: str
+    sampled: tuple[Sampled, ...] = ()
+    index: int = 0
+    """Which choice of the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnded:
+    """A choice ended, and others of its request have not."""
+
+    text: str
+    """What was still held back."""
+    finish_reason: str | None
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last item of every stream that ends well: the last choice, and with it the request."""
+
+    text: str
+    """What was still held back."""
+    finish_reason: str | None
+    record: RequestRecord
+    index: int = 0

@@ -18,6 +18,8 @@ class SchedulerLimits:
     """Whether the engine has computed a token's KV by the time it emits it."""
     checkpoint_interval: int | None = None
     """For recurrent models: tokens between the checkpoints of a long prompt."""
+    embedded: bool = False
+    """Whether a checkpoint goes into the file of the block that ends with it."""
     cut_before_decode: bool = False
     """What is stored must be cut out before the row decodes.
 

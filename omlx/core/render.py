@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from omlx.core.chat import Conversation, TemplateRefused, template_messages
@@ -17,6 +18,9 @@ from omlx.core.chat import Conversation, TemplateRefused, template_messages
 # Private-use characters around a number stand for a spelling while the template is rendered.
 _OPEN, _CLOSE = "\ue0b0", "\ue0b1"
 _MARKS = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
+
+_OTHER_WORDS = ("Zq", "7")
+"""Two beginnings that have no first token in common."""
 
 
 class AddedToken(Protocol):
@@ -63,6 +67,31 @@ def render(tokenizer: ChatTokenizer, conversation: Conversation) -> tuple[str, l
             prompt.append(piece)
             ids += tokenizer.encode(piece, add_special_tokens=False, split_special_tokens=literal)
     return "".join(prompt), ids
+
+
+def system_tokens(
+    tokenizer: ChatTokenizer, conversation: Conversation, tokens: Sequence[int]
+) -> int:
+    """How many tokens of a rendered prompt stand before what its first user wrote.
+
+    That is the part that another conversation with the same system text and tools shares. It is
+    found by rendering the beginning twice more, with other words in the user's place, so it holds
+    for every template.
+    """
+    first = next((i for i, m in enumerate(conversation.messages) if m.role == "user"), None)
+    if first is None:
+        return 0
+    shared = len(tokens)
+    for words in _OTHER_WORDS:
+        user = replace(conversation.messages[first], content=words)
+        other = replace(conversation, messages=(*conversation.messages[:first], user))
+        try:
+            _, ids = render(tokenizer, other)
+        except TemplateRefused:
+            return 0
+        pairs = zip(tokens, ids, strict=False)
+        shared = next((i for i, (a, b) in enumerate(pairs) if a != b), shared)
+    return min(shared, len(tokens))
 
 
 def _masked(value: Any, spellings: list[str]) -> Any:

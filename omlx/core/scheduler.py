@@ -14,13 +14,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 from omlx.cache.blocks import BlockId, PackedTokens
-from omlx.cache.checkpoints import cuts, next_cut
 from omlx.cache.tickets import BlockRef, Grant, Reason, ReuseEnded, WriteTicket
 from omlx.core.events import Closed, Delta, Event
 from omlx.core.limits import SchedulerLimits
 from omlx.core.outbox import Outbox
 from omlx.core.plan import (
     Fault,
+    Fork,
     HostBlock,
     LookUp,
     LostFile,
@@ -71,30 +71,43 @@ class Scheduler:
     # ── from clients ─────────────────────────────────────────────────────────────────────────
 
     def submit(self, request: Request, now_s: float) -> Uid:
-        """Raises QueueFull."""
+        """The uid of its first choice; the others follow it. Raises QueueFull."""
         assert request.prompt, "an empty prompt gives nothing to sample from"
         assert request.max_tokens > 0, "0 is run as 1 by the caller"
         limits = self.limits
-        if self.num_running + self.num_waiting >= limits.max_running + limits.max_queued:
+        room = limits.max_running + limits.max_queued - self.num_running - self.num_waiting
+        if request.n > min(room, limits.max_running):
             raise QueueFull(
-                f"{self.num_running} requests run and {self.num_waiting} wait; "
-                f"the limits are {limits.max_running} and {limits.max_queued}"
+                f"{self.num_running} requests run and {self.num_waiting} wait; the limits "
+                f"are {limits.max_running} and {limits.max_queued}, and this one is {request.n}"
             )
-        uid, self._next_uid = Uid(self._next_uid), self._next_uid + 1
-        text = TextStream(self._detokenizer(), stops=request.stops, hidden=self._hidden)
+        uid, self._next_uid = Uid(self._next_uid), self._next_uid + request.n
         recurrent = limits.checkpoint_interval is not None
-        self._waiting.append(Sequence(uid, request, text, Times(now_s), recurrent=recurrent))
+        for index in range(request.n):
+            text = TextStream(self._detokenizer(), stops=request.stops, hidden=self._hidden)
+            times = Times(now_s)
+            self._waiting.append(
+                Sequence(
+                    Uid(uid + index),
+                    request,
+                    text,
+                    times,
+                    index,
+                    recurrent=recurrent,
+                    embedded=limits.embedded,
+                )
+            )
         return uid
 
     def cancel(self, uid: Uid, now_s: float) -> None:
-        """Harmless for a sequence that is unknown or has ended."""
-        for sequence in [s for s in self._waiting if s.uid == uid]:
+        """End every choice of a request. Harmless for one that is unknown or has ended."""
+        for sequence in [s for s in self._waiting if s.leader == uid]:
             self._waiting.remove(sequence)
             self._end(sequence, now_s, finish_reason="cancelled")
             self._events.append(Closed.of(sequence))
-        sequence = self._running.get(uid)
-        if sequence is not None and sequence.state is not State.CLOSING:
-            self._end(sequence, now_s, finish_reason="cancelled")
+        for sequence in self._running.values():
+            if sequence.leader == uid and sequence.state is not State.CLOSING:
+                self._end(sequence, now_s, finish_reason="cancelled")
 
     @property
     def num_waiting(self) -> int:
@@ -160,7 +173,7 @@ class Scheduler:
         sequence = self._running[uid]
         grant = sequence.grant
         assert grant is not None, "only granted blocks are read"
-        cold = _to_read(grant)
+        cold = grant.cold
         sequence.payloads = {
             ref.block_hash: payload for ref, payload in zip(cold, payloads, strict=False)
         }
@@ -168,7 +181,8 @@ class Scheduler:
             pass
         elif grant.checkpoint is None:
             reason = Reason.REJECTED_FILE if lost is not None else Reason.NO_BLOCK
-            self._cut_grant(sequence, cold[len(payloads)], reason)
+            unused = sequence.cut_grant(cold[len(payloads)], reason)
+            self._outbox.give_back(unused, stored=False)
         else:
             # Without one of its blocks a checkpoint is worth nothing: the next look-up finds the
             # one before. A file that is only out of reach would be found again, so then none is.
@@ -192,7 +206,7 @@ class Scheduler:
             if s.state is State.CLOSING and s.in_engine and s.all_wished
         ]
         admits = [s.admit() for s in self._running.values() if s.state is State.READY]
-        prefills, starts = self._next_prefill()
+        prefills, forks, starts = self._next_prefill()
         decode = bool(starts) or any(s.state is State.DECODE for s in self._running.values())
         plan = StepPlan(
             tuple(self._drops),
@@ -201,8 +215,9 @@ class Scheduler:
             tuple(removes),
             tuple(admits),
             tuple(prefills),
-            starts=tuple(starts),
-            decode=decode,
+            tuple(forks),
+            tuple(starts),
+            decode,
         )
         if plan == StepPlan():
             return None
@@ -240,15 +255,22 @@ class Scheduler:
             sequence = self._running.get(sampled.uid)
             if sequence is not None and sequence.state is State.DECODE:
                 self._emit(sequence, sampled, now_s)
+            elif sequence is not None:
+                sequence.adrift = True
         self.close_ended(now_s)
 
     # ── one sequence's way ───────────────────────────────────────────────────────────────────
 
     def _fill_slots(self, now_s: float) -> None:
-        while self._waiting and self.num_running < self.limits.max_running:
+        """A request gets slots for all its choices at once, in the order of arrival."""
+        free = self.limits.max_running - self.num_running
+        while self._waiting and (self._waiting[0].index or self._waiting[0].request.n <= free):
             sequence = self._waiting.popleft()
             self._running[sequence.uid] = sequence
-            if self.limits.caching:
+            free -= 1
+            if sequence.index:
+                sequence.state = State.FORKING
+            elif self.limits.caching:
                 sequence.state = State.LOOKING
             else:
                 sequence.times.looked_up = sequence.times.granted = now_s
@@ -258,38 +280,17 @@ class Scheduler:
         sequence.grant, sequence.root = grant, grant.root
         sequence.ended = grant.ended
         sequence.times.granted = now_s
-        cold = _to_read(grant)
         if sequence.state is State.CLOSING:
             self._give_back_grant(sequence)
-        elif cold:
+        elif grant.cold:
             sequence.state = State.RESTORING
-            self._to_read.append((sequence.uid, cold))
+            self._to_read.append((sequence.uid, grant.cold))
         else:
             self._ready(sequence, now_s)
 
     def _ready(self, sequence: Sequence, now_s: float) -> None:
         sequence.times.restored = now_s
-        sequence.use_grant(self.limits.block_size)
-        interval = self.limits.checkpoint_interval
-        if interval is not None:
-            sequence.cuts = cuts(
-                sequence.num_prompt,
-                sequence.num_cached,
-                interval=interval,
-                num_system=sequence.request.num_system,
-                branch=sequence.grant.branch if sequence.grant else None,
-            )
-
-    def _cut_grant(self, sequence: Sequence, first_lost: BlockRef, reason: Reason) -> None:
-        """Use only what comes before a block that could not be read; give back the rest."""
-        assert sequence.grant is not None
-        blocks = sequence.grant.blocks
-        index = blocks.index(first_lost)
-        self._outbox.give_back(blocks[index:], stored=False)
-        kept = blocks[:index]
-        ended = ReuseEnded(reason, sum(ref.take for ref in kept))
-        sequence.ended = ended
-        sequence.grant = Grant(sequence.grant.root, kept, ended)
+        sequence.use_grant(self.limits.block_size, self.limits.checkpoint_interval)
 
     def _give_back_grant(self, sequence: Sequence, *, stored: bool = False) -> None:
         """The restore has ended: release what it held, and say whether it filled cold places."""
@@ -298,40 +299,43 @@ class Scheduler:
             self._outbox.touch(sequence.grant.chain)
         sequence.grant, sequence.payloads = None, {}
 
-    def _next_prefill(self) -> tuple[list[Prefill], list[Uid]]:
+    def _next_prefill(self) -> tuple[list[Prefill], list[Fork], list[Uid]]:
         """One chunk of the oldest unfinished prompt, and every row that then can decode."""
         prefills: list[Prefill] = []
+        forks: list[Fork] = []
         starts: list[Uid] = []
         for sequence in self._running.values():
             if sequence.state is not State.PREFILL:
                 continue
-            last = sequence.last_prompt_position
             position = sequence.num_computed
-            if position < last and not prefills:
-                chunk = self.limits.chunk_tokens
-                chunk_end = min((position // chunk + 1) * chunk, last)
-                position = next_cut(sequence.cuts, position, chunk_end)
-                prefills.append(Prefill(sequence.uid, position))
+            if not prefills:
+                position = sequence.next_stop(self.limits.chunk_tokens)
             computed_now = position > sequence.num_computed
-            if position == last and not (computed_now and self.limits.cut_before_decode):
+            if computed_now:
+                prefills.append(Prefill(sequence.uid, position))
+            done = position == sequence.last_prompt_position
+            if done and not (computed_now and self.limits.cut_before_decode):
                 starts.append(sequence.uid)
-        return prefills, starts
+        for leader in [self._running[uid] for uid in starts]:
+            forks += [follower.fork(leader) for follower in self._followers(leader)]
+        return prefills, forks, [*starts, *(fork.uid for fork in forks)]
+
+    def _followers(self, leader: Sequence) -> list[Sequence]:
+        """The other choices of its request that wait for its prompt."""
+        choices = range(leader.uid, leader.uid - leader.index + leader.request.n)
+        found = [self._running[Uid(uid)] for uid in choices if uid in self._running]
+        return [sequence for sequence in found if sequence.state is State.FORKING]
 
     def _emit(self, sequence: Sequence, sampled: Sampled, now_s: float) -> None:
         sequence.emit(sampled.token, fed=self.limits.feeds_ahead)
         if sequence.times.first_token is None:
             sequence.times.first_token = now_s
         shown = sequence.text.push(sampled.token)
-        if sampled.token in self._eos or sequence.text.stopped is not None:
-            finish_reason = "stop"
-        elif (
-            sequence.num_generated >= sequence.request.max_tokens
-            or sequence.num_tokens >= self.limits.max_context
-        ):
-            finish_reason = "length"
-        else:
-            finish_reason = None
-        self._events.append(Delta(sequence.uid, shown, sampled))
+        stopped = sampled.token in self._eos or sequence.text.stopped is not None
+        full = sequence.is_full(self.limits.max_context)
+        finish_reason = "stop" if stopped else "length" if full else None
+        event = Delta(sequence.uid, shown, sampled, sequence.leader, sequence.index)
+        self._events.append(event)
         if finish_reason is not None:
             self._end(sequence, now_s, finish_reason=finish_reason)
 
@@ -358,6 +362,8 @@ class Scheduler:
         sequence.times.ended = now_s
         if before is State.READY:
             self._give_back_grant(sequence)
+        for follower in self._followers(sequence):
+            self._end(follower, now_s, finish_reason=finish_reason, error=error)
 
     def close_ended(self, now_s: float) -> None:
         """Tell the end of each sequence that holds nothing and whose blocks can be found.
@@ -390,9 +396,3 @@ class Scheduler:
             if sequence.in_engine:
                 self._fault(Fault(sequence.uid, failed.message), now_s)
         self.close_ended(now_s)
-
-
-def _to_read(grant: Grant) -> tuple[BlockRef, ...]:
-    """Its cold blocks in order; the checkpoint first, as the likelier to be refused."""
-    first = (grant.checkpoint,) if grant.checkpoint is not None else ()
-    return tuple(ref for ref in (*first, *grant.blocks) if ref.cold)

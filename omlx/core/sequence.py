@@ -1,13 +1,17 @@
 """One request being generated, and the states it goes through.
 
 WAITING -> LOOKING -> (RESTORING ->) READY -> PREFILL -> DECODE -> CLOSING -> gone
-   |          |            |           |         |                   ^
-   +----------+------------+-----------+---------+--- cancel, fault -+
+   |          |            |           |       ^ |                   ^
+   |          |            |           |       | |                   |
+   +-> FORKING --------------------------------+ |                   |
+   |      |   |            |           |         |                   |
+   +------+---+------------+-----------+---------+--- cancel, fault -+
 
 WAITING     no slot yet
 LOOKING     the cache is asked for its prefix
 RESTORING   cold blocks of its prefix are being read
 READY       the engine makes a row of it in the next step
+FORKING     another choice of its request computes the prompt for it
 PREFILL     its prompt is computed, chunk by chunk, up to its last token
 DECODE      each step feeds its last token and samples the next
 CLOSING     it has ended; what it computed is stored before its end is told
@@ -15,7 +19,7 @@ CLOSING     it has ended; what it computed is stored before its end is told
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from omlx.cache.blocks import (
@@ -23,12 +27,13 @@ from omlx.cache.blocks import (
     BlockHash,
     PackedTokens,
     chain_hash,
+    num_tokens,
     pack_tokens,
     state_hash,
 )
-from omlx.cache.checkpoints import Place
+from omlx.cache.checkpoints import Place, cuts, next_cut
 from omlx.cache.tickets import BlockRef, Grant, Reason, ReuseEnded, StoreWish
-from omlx.core.plan import GREEDY, Admit, HostBlock, Restore, Sampling, Uid
+from omlx.core.plan import GREEDY, Admit, Fork, HostBlock, Restore, Sampling, Uid
 from omlx.core.text import TextStream
 
 NOT_LOOKED_UP = ReuseEnded(Reason.DISABLED, 0)
@@ -39,6 +44,7 @@ class State(Enum):
     LOOKING = auto()
     RESTORING = auto()
     READY = auto()
+    FORKING = auto()
     PREFILL = auto()
     DECODE = auto()
     CLOSING = auto()
@@ -54,6 +60,8 @@ class Request:
     sampling: Sampling = GREEDY
     stops: tuple[str, ...] = ()
     salt: str = ""
+    n: int = 1
+    """Choices: continuations of the prompt, which is computed once."""
     num_system: int = 0
     """Tokens of the prompt that belong to its system part, which other prompts may share."""
     model: str = ""
@@ -79,11 +87,15 @@ class Sequence:
     request: Request
     text: TextStream
     times: Times
+    index: int = 0
+    """Which choice of its request it is. Choice 0 leads: it computes the prompt."""
     state: State = State.WAITING
     packed: bytearray = field(default_factory=bytearray)
     """Prompt and every emitted token, packed."""
     recurrent: bool = False
     """Whether the model keeps recurrent states, so that checkpoints are needed."""
+    embedded: bool = False
+    """Whether checkpoints go into the files of blocks."""
     num_generated: int = 0
     num_computed: int = 0
     """Tokens whose KV is in the row: a number that restore, prefill and decode all move."""
@@ -92,6 +104,8 @@ class Sequence:
     """Names of its full blocks that are stored, or were asked to be."""
     cuts: dict[int, Place] = field(default_factory=dict)
     """Positions at which its recurrent state is kept, and why; empty for other models."""
+    adrift: bool = False
+    """The engine fed a token that nobody took: its recurrent state is not at ``num_computed``."""
     tail_wished: bool = False
     all_wished: bool = False
     """It has ended, and everything it computed was asked to be stored."""
@@ -112,6 +126,19 @@ class Sequence:
         self.packed += pack_tokens(self.request.prompt)
 
     @property
+    def leader(self) -> Uid:
+        """Choice 0 of its request, maybe itself: the uids of choices follow each other."""
+        return Uid(self.uid - self.index)
+
+    @property
+    def sampling(self) -> Sampling:
+        """With a seed each choice has the next one, so that choices differ."""
+        sampling = self.request.sampling
+        if sampling.seed is None:
+            return sampling
+        return replace(sampling, seed=sampling.seed + self.index)
+
+    @property
     def num_prompt(self) -> int:
         return len(self.request.prompt)
 
@@ -125,13 +152,17 @@ class Sequence:
         """Prompt and generated."""
         return self.num_prompt + self.num_generated
 
+    def is_full(self, max_context: int) -> bool:
+        """Whether it has as many tokens as it may."""
+        return self.num_generated >= self.request.max_tokens or self.num_tokens >= max_context
+
     def emit(self, token: int, *, fed: bool) -> None:
         """Add a sampled token; ``fed``: its KV is computed already."""
         self.packed += pack_tokens((token,))
         self.num_generated += 1
         self.num_computed = self.num_tokens - (not fed)
 
-    def use_grant(self, block_size: int) -> None:
+    def use_grant(self, block_size: int, checkpoint_interval: int | None) -> None:
         """The prefix it was granted is at hand: READY."""
         self.state = State.READY
         blocks = self.grant.blocks if self.grant else ()
@@ -139,6 +170,31 @@ class Sequence:
         self.num_computed = self.num_cached = sum(ref.take for ref in blocks)
         self.cached_ssd = sum(ref.take for ref in blocks if ref.cold)
         self.cached_ram = self.num_cached - self.cached_ssd
+        if checkpoint_interval is not None:
+            self.cuts = cuts(
+                self.num_prompt,
+                self.num_cached,
+                interval=checkpoint_interval,
+                num_system=self.request.num_system,
+                branch=self.grant.branch if self.grant else None,
+            )
+
+    def next_stop(self, chunk_tokens: int) -> int:
+        """How far the next chunk of its prompt goes; where it is already when that is done."""
+        position, last = self.num_computed, self.last_prompt_position
+        if position >= last:
+            return position
+        chunk_end = min((position // chunk_tokens + 1) * chunk_tokens, last)
+        return next_cut(self.cuts, position, chunk_end)
+
+    def cut_grant(self, first_lost: BlockRef, reason: Reason) -> tuple[BlockRef, ...]:
+        """Use only what comes before a block that could not be read; returns the rest."""
+        assert self.grant is not None, "a lost block was granted"
+        index = self.grant.blocks.index(first_lost)
+        kept, unused = self.grant.blocks[:index], self.grant.blocks[index:]
+        self.ended = ReuseEnded(reason, sum(ref.take for ref in kept))
+        self.grant = Grant(self.grant.root, kept, self.ended)
+        return unused
 
     def look_again(self) -> None:
         """What it was granted turned out not to be there: back to LOOKING."""
@@ -148,10 +204,20 @@ class Sequence:
     def admit(self) -> Admit:
         """Make a row of it in the next step: PREFILL."""
         self.state = State.PREFILL
-        grant, request = self.grant, self.request
+        grant = self.grant
         restores = tuple(map(self._restore, grant.blocks)) if grant else ()
         state = self._restore(grant.checkpoint) if grant and grant.checkpoint else None
-        return Admit(self.uid, request.prompt, request.sampling, restores, state)
+        return Admit(self.uid, self.request.prompt, self.sampling, restores, state)
+
+    def fork(self, leader: Sequence) -> Fork:
+        """Make a row of it in the next step, from the leader's, whose prompt is computed then."""
+        self.state, self.in_engine = State.PREFILL, True
+        self.root, self.chain = leader.root, list(leader.chain)
+        self.num_computed = self.last_prompt_position
+        self.num_cached, self.ended = leader.num_cached, leader.ended
+        self.cached_ram, self.cached_ssd = leader.cached_ram, leader.cached_ssd
+        self.tail_wished = True  # the leader's is the same
+        return Fork(leader.uid, self.uid, self.sampling)
 
     def _restore(self, ref: BlockRef) -> Restore:
         return Restore(ref.take, ref.block_id, self.payloads.get(ref.block_hash))
@@ -166,8 +232,8 @@ class Sequence:
         place = self.cuts.pop(self.num_computed, None)
         if closing and self.recurrent:
             place = Place.TURN
-        if place is not None and self.num_computed > self.num_cached:
-            wishes.append(self._checkpoint_wish(block_size, place))
+        if self.adrift or self.num_computed <= self.num_cached:
+            place = None
         prompt_done = self.num_computed >= self.last_prompt_position
         if closing or (prompt_done and not self.tail_wished):
             stop = self.num_computed if closing else self.last_prompt_position
@@ -175,7 +241,25 @@ class Sequence:
             if stop > start:
                 wishes.append((start, self._wish(start, stop, persist=closing)))
             self.tail_wished = True
+        if place is not None:
+            if self.embedded:
+                self._embed(wishes, block_size, place)
+            wishes.append(self._checkpoint_wish(block_size, place))
         return wishes
+
+    def _embed(self, wishes: list[tuple[int, StoreWish]], block_size: int, place: Place) -> None:
+        """Let the file of the block that ends here carry the checkpoint."""
+        depth = (self.num_computed - 1) // block_size
+        start = depth * block_size
+        for index, (at, wish) in enumerate(wishes):
+            if at == start and num_tokens(wish.tokens) == self.num_computed - start:
+                wishes[index] = (at, replace(wish, persist=True, carries=place))
+                return
+        parent = self.chain[depth - 1] if depth else self.root
+        assert parent is not None, "nothing is stored before the look-up gave the root"
+        tokens = self._packed(start, self.num_computed)
+        name = chain_hash(parent, tokens)
+        wishes.append((start, StoreWish(parent, name, tokens, persist=True, carries=place)))
 
     def wishes_nothing(self) -> None:
         """Nothing is stored, so an ended row need not wait for it."""
@@ -198,7 +282,8 @@ class Sequence:
         parent = self.chain[depth - 1] if depth else self.root
         assert parent is not None, "nothing is stored before the look-up gave the root"
         tokens = self._packed(start, self.num_computed)
-        return start, StoreWish(parent, state_hash(parent, tokens), tokens, True, place)
+        name = state_hash(parent, tokens)
+        return start, StoreWish(parent, name, tokens, persist=not self.embedded, place=place)
 
     def _packed(self, start: int, stop: int) -> PackedTokens:
         return PackedTokens(bytes(self.packed[TOKEN_BYTES * start : TOKEN_BYTES * stop]))

@@ -117,8 +117,9 @@ class Ledger:
     def report_engine(self, gauges: EngineGauges, rows: tuple[RunningRow, ...], now: float) -> None:
         self._engine, self._running, self._engine_reported_at = gauges, rows, now
 
-    def report_cache(self, gauges: CacheGauges) -> None:
+    def report_cache(self, gauges: CacheGauges, gdn: GdnGauges | None) -> None:
         self._cache = gauges
+        self._gdn = gdn or self._gdn
 
     def serve(self, model: ModelFacts) -> None:
         self._model = model

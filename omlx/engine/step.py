@@ -125,10 +125,13 @@ class Engine:
             self._contain(faults, prefill.uid, lambda prefill=prefill: self._prefill(prefill))
         prefilled = time.perf_counter()
         num_prefilled = sum(row.position for row in self._rows.values()) - before
-        failed = {fault.uid for fault in faults}
+        failed = {fault.uid: fault for fault in faults}
         for fork in plan.forks:
-            if fork.parent not in failed:
+            if fork.parent in failed:
+                faults.append(Fault(fork.uid, failed[fork.parent].message))
+            else:
                 self._contain(faults, fork.uid, lambda fork=fork: self._fork(fork))
+        failed = {fault.uid for fault in faults}
         for uid in plan.starts:
             if uid not in failed:
                 self._contain(faults, uid, lambda uid=uid: self._start(uid))
@@ -151,18 +154,20 @@ class Engine:
 
     def _store_blocks(self, stores: tuple[Store, ...]) -> tuple[list[Seal], list[Export]]:
         """Copy computed blocks out of their rows. Only finite ones are kept."""
-        cut: list[tuple[Store, BlockArrays, mx.array]] = []
+        cut: list[tuple[Store, BlockArrays, BlockArrays, mx.array]] = []
         for store in stores:
             caches, row = self._caches_of(store.uid)
-            if store.ticket.wish.place is None:
+            wish = store.ticket.wish
+            if wish.place is None:
                 arrays = self.store.cut(caches, row, store.start, store.stop)
             else:
                 arrays = self.store.cut_states(caches, row)
-            cut.append((store, arrays, all_finite(arrays)))
-        mx.eval([(arrays, finite) for _, arrays, finite in cut])
+            embedded = self.store.cut_states(caches, row) if wish.carries is not None else ()
+            cut.append((store, arrays, embedded, all_finite((*arrays, *embedded))))
+        mx.eval([item[1:] for item in cut])
         seals: list[Seal] = []
         exports: list[Export] = []
-        for store, arrays, finite in cut:
+        for store, arrays, embedded, finite in cut:
             ticket = store.ticket
             good = bool(finite.item())
             if not good:
@@ -171,7 +176,9 @@ class Engine:
             if keep and ticket.block_id is not None:
                 self.store.put(ticket.block_id, arrays)
             if good and ticket.write:
-                exports.append(self._export(ticket, ticket.wish.place, arrays))
+                export = self._export(ticket, ticket.wish.place, arrays)
+                states = to_host(self.config.states, embedded) if embedded else ()
+                exports.append(Export(ticket, (*export.payload, *states)))
             seals.append(Seal(ticket, stored=keep, writing=good and ticket.write))
         return seals, exports
 

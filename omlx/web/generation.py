@@ -29,6 +29,7 @@ from omlx.web.edge import EDGE, Edge
 from omlx.web.errors import ApiError, loading, shutting_down
 from omlx.web.schema import (
     ChatRequest,
+    choices_of,
     logit_bias_of,
     stops_of,
     template_options_of,
@@ -36,7 +37,7 @@ from omlx.web.schema import (
 )
 
 STREAM_SLACK = 4
-"""Items of a stream beyond one for each token: the end, and what was held back."""
+"""Items of a choice beyond one for each token: the end, and what was held back."""
 
 CLIENT_NAME_MAX = 120
 
@@ -130,6 +131,7 @@ async def prepare(request: web.Request, chat: ChatRequest, actors: Actors) -> Re
     edge = request.app[EDGE]
     settings = edge.loaded.settings
     sampling = sampling_of(chat, edge.vocab_size)
+    choices = choices_of(chat, settings.max_concurrent_requests)
     rendered = await actors.tokenizer.ask(Render(conversation_of(chat)))
     if not rendered.tokens:
         raise ApiError(400, "The messages render to an empty prompt.", param="messages")
@@ -151,6 +153,8 @@ async def prepare(request: web.Request, chat: ChatRequest, actors: Actors) -> Re
         sampling=sampling,
         stops=stops_of(chat),
         salt=chat.cache_salt or "",
+        num_system=rendered.num_system,
+        n=choices,
         model=edge.model.id,
         client=request.headers.get("User-Agent", "")[:CLIENT_NAME_MAX],
         route=request.path,
@@ -160,7 +164,7 @@ async def prepare(request: web.Request, chat: ChatRequest, actors: Actors) -> Re
 @asynccontextmanager
 async def running(edge: Edge, actors: Actors, request: Request) -> AsyncIterator[GenerationStream]:
     """Submit a request; leaving the block, for whatever reason, ends its generation."""
-    stream: GenerationStream = Stream(request.max_tokens + STREAM_SLACK)
+    stream: GenerationStream = Stream(request.n * (request.max_tokens + STREAM_SLACK))
     accepted: Accepted | None = None
     try:
         # Left before the answer, as when the client goes, the stream says so to the scheduler.

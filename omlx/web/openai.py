@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
 from omlx import __version__
-from omlx.actors.messages import Ended, GenerationStream, TextDelta
+from omlx.actors.messages import ChoiceEnded, Ended, GenerationStream, TextDelta
 from omlx.core.plan import Sampled
 from omlx.core.sequence import Request
 from omlx.core.usage import RequestRecord
@@ -81,18 +82,20 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 
 async def _whole(answer: Answer, stream: GenerationStream) -> web.Response:
-    text: list[str] = []
-    sampled: list[Sampled] = []
+    choices = [Choice() for _ in range(answer.num_choices)]
     record: RequestRecord | None = None
     async for item in stream:
-        text.append(item.text)
+        choice = choices[item.index]
+        choice.text.append(item.text)
+        if isinstance(item, TextDelta):
+            choice.sampled += item.sampled
+        else:
+            choice.finish_reason = item.finish_reason
         if isinstance(item, Ended):
             record = item.record
-        else:
-            sampled += item.sampled
     assert record is not None, "a stream ends with its record or with an error"
     return json_response(
-        answer.whole("".join(text), sampled, record),
+        answer.whole(choices, record),
         headers={"x-request-id": answer.id, "x-omlx-cached": str(record.cached_tokens)},
     )
 
@@ -110,7 +113,7 @@ async def _streamed(
 
 async def _frames(answer: Answer, stream: GenerationStream) -> AsyncGenerator[bytes, None]:
     """The body of a stream. The headers are out, so whatever fails from here on is an event."""
-    yield sse.data(answer.first_chunk())
+    yield b"".join(map(sse.data, answer.first_chunks()))
     try:
         async for item in sse.with_heartbeat(stream):
             match item:
@@ -118,11 +121,20 @@ async def _frames(answer: Answer, stream: GenerationStream) -> AsyncGenerator[by
                     yield sse.COMMENT
                 case TextDelta() if answer.shows(item):
                     yield sse.data(answer.text_chunk(item))
-                case Ended():
+                case ChoiceEnded() | Ended():
                     yield b"".join(map(sse.data, answer.last_chunks(item)))
     except Exception as failed:
         yield sse.data(from_exception(failed).body())
     yield sse.DONE
+
+
+@dataclass
+class Choice:
+    """What has come of one choice."""
+
+    text: list[str] = field(default_factory=list)
+    sampled: list[Sampled] = field(default_factory=list)
+    finish_reason: str | None = None
 
 
 class Answer:
@@ -130,6 +142,7 @@ class Answer:
 
     def __init__(self, generation: Request, chat: ChatRequest, edge: Edge) -> None:
         self.id = generation.request_id
+        self.num_choices = generation.n
         self._wants_logprobs = bool(chat.logprobs)
         self._created = int(time.time())
         self._model = generation.model
@@ -138,43 +151,51 @@ class Answer:
         self._prefill_only = chat.tokens_asked == 0
         self._decode = edge.decode_token
 
-    def whole(self, text: str, sampled: list[Sampled], record: RequestRecord) -> dict[str, Any]:
-        if self._prefill_only:
-            text, sampled = "", []
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": self._logprobs(sampled),
-            "finish_reason": self._finish_reason(record),
-        }
+    def whole(self, choices: list[Choice], record: RequestRecord) -> dict[str, Any]:
         return {
             **self._head("chat.completion"),
-            "choices": [choice],
+            "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
             "usage": self._usage_of(record),
             "omlx": record.omlx(),
         }
 
-    def first_chunk(self) -> dict[str, Any]:
-        return self._chunk({"role": "assistant", "content": "", "refusal": None})
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        text = "" if self._prefill_only else "".join(choice.text)
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": self._logprobs([] if self._prefill_only else choice.sampled),
+            "finish_reason": self._finish_reason(choice.finish_reason),
+        }
+
+    def first_chunks(self) -> list[dict[str, Any]]:
+        """One a choice: whose words they will be."""
+        role = {"role": "assistant", "content": "", "refusal": None}
+        return [self._chunk(role, index) for index in range(self.num_choices)]
 
     def shows(self, delta: TextDelta) -> bool:
         """Whether a client has anything from it."""
         return not self._prefill_only and bool(delta.text or self._wants_logprobs)
 
     def text_chunk(self, delta: TextDelta) -> dict[str, Any]:
-        return self._chunk({"content": delta.text}, delta.sampled)
+        return self._chunk({"content": delta.text}, delta.index, delta.sampled)
 
-    def last_chunks(self, ended: Ended) -> list[dict[str, Any]]:
-        """What was held back, the chunk that says why it ended, and the usage if it was asked."""
+    def last_chunks(self, ended: ChoiceEnded | Ended) -> list[dict[str, Any]]:
+        """What was held back of a choice, and the chunk that says why it ended.
+
+        With the end of the last one the usage, if it was asked.
+        """
         chunks: list[dict[str, Any]] = []
         if ended.text and not self._prefill_only:
-            chunks.append(self._chunk({"content": ended.text}))
-        last = self._chunk({})
-        last["choices"][0]["finish_reason"] = self._finish_reason(ended.record)
+            chunks.append(self._chunk({"content": ended.text}, ended.index))
+        last = self._chunk({}, ended.index)
+        last["choices"][0]["finish_reason"] = self._finish_reason(ended.finish_reason)
+        chunks.append(last)
+        if isinstance(ended, ChoiceEnded):
+            return chunks
         if not self._usage:
             last["omlx"] = ended.record.omlx()
-        chunks.append(last)
-        if self._usage:
+        else:
             chunks.append(
                 {
                     **self._head("chat.completion.chunk"),
@@ -185,8 +206,8 @@ class Answer:
             )
         return chunks
 
-    def _finish_reason(self, record: RequestRecord) -> str | None:
-        return "length" if self._prefill_only else record.finish_reason
+    def _finish_reason(self, reason: str | None) -> str | None:
+        return "length" if self._prefill_only else reason
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
@@ -197,9 +218,11 @@ class Answer:
             "system_fingerprint": self._fingerprint,
         }
 
-    def _chunk(self, delta: dict[str, Any], sampled: tuple[Sampled, ...] = ()) -> dict[str, Any]:
+    def _chunk(
+        self, delta: dict[str, Any], index: int, sampled: tuple[Sampled, ...] = ()
+    ) -> dict[str, Any]:
         choice = {
-            "index": 0,
+            "index": index,
             "delta": delta,
             "logprobs": self._logprobs(sampled) if sampled else None,
             "finish_reason": None,

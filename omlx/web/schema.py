@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 
 from omlx.web.errors import ApiError, invalid
 
+MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_SEED = 1 << 63
@@ -98,7 +99,7 @@ class ChatRequest(Loose):
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    n: Count | None = Field(None, ge=1, le=128)
+    n: Count | None = Field(None, ge=1, le=MAX_CHOICES)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     functions: list[Any] | None = None
@@ -153,8 +154,6 @@ def _check_features(request: ChatRequest) -> None:
                 f"messages[{index}].content is required for role {message.role}.",
                 f"messages[{index}].content",
             )
-    if request.n not in (None, 1):
-        raise invalid("n above 1 is not supported.", "n", "unsupported_value")
     if request.tools and request.tool_choice != "none":
         raise invalid("tools are not supported.", "tools", "unsupported_value")
     if request.functions:
@@ -174,6 +173,18 @@ def _check_features(request: ChatRequest) -> None:
     if request.top_logprobs and not request.logprobs:
         raise invalid("top_logprobs needs logprobs to be true.", "top_logprobs")
     template_options_of(request)
+
+
+def choices_of(request: ChatRequest, most: int) -> int:
+    """Raises ApiError for more choices than can run at once."""
+    choices = request.n or 1
+    if choices > most:
+        raise invalid(
+            f"n is {choices}; this server runs at most {most} choices at once.",
+            "n",
+            "unsupported_value",
+        )
+    return choices
 
 
 def template_options_of(request: ChatRequest) -> str | None:

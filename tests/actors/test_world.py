@@ -68,8 +68,9 @@ def test_each_request_gets_what_it_would_get_alone_or_an_error(seed: int) -> Non
         ssd=rng.choice([2, 8, 1000]),
         pending=rng.choice([1, 4, 1000]),
     )
-    world = World(seed, disk, sizes)
+    world = World(seed, disk, sizes, writer_capacity=rng.choice([2, 1024]))
     world.engine.feeds_ahead = rng.random() < 0.5
+    damaged = False
     world.read_s, world.write_s = rng.choice([0.001, 0.05, 0.5]), rng.choice([0.001, 0.05, 0.5])
     world.engine.mishaps = Mishaps(rng, *rng.choice([(0.0, 0.0, 0.0), (0.02, 0.01, 0.05)]))
 
@@ -79,12 +80,14 @@ def test_each_request_gets_what_it_would_get_alone_or_an_error(seed: int) -> Non
         return await world.ask(drawn_request(rng), leaves_after=leaves_after)
 
     async def trouble() -> None:
+        nonlocal damaged
         for _ in range(rng.randint(0, 8)):
             await asyncio.sleep(rng.expovariate(0.5))
             match rng.choice(["crash", "crash", "damage", "refuse", "clear", "limit"]):
                 case "crash":
                     world.crash(rng.choice(ACTORS))
                 case "damage":
+                    damaged = True
                     disk.damage(rng)
                 case "refuse":
                     disk.unreadable = not disk.unreadable
@@ -103,6 +106,8 @@ def test_each_request_gets_what_it_would_get_alone_or_an_error(seed: int) -> Non
             world.engine.mishaps = Mishaps(rng)
             await world.quiet()
             world.check_at_rest()
+            if not damaged:
+                world.check_persisted()
             answers.append(await world.ask(request(LONG)))
             assert answers[-1].outcome == "ended", "it serves again"
         return answers
@@ -368,6 +373,26 @@ def test_a_disk_that_refuses_is_asked_again_but_not_all_the_time() -> None:
         return attempts
 
     assert simulate(main()) < 60
+
+
+def test_a_writer_without_room_is_not_asked_again_in_every_step() -> None:
+    """Each time costs a step and a copy, while a slow disk has not moved."""
+
+    async def main() -> None:
+        async with World(0, FakeDisk(), writer_capacity=2) as world:
+            world.write_s = 10.0
+            await world.ask(request(LONG * 4))
+            steps = world.engine.steps
+            await asyncio.sleep(60.0)
+            assert world.engine.steps - steps < 130
+            assert world.cache.num_dirty > 0
+            world.write_s = 0.01
+            await world.quiet()
+            assert world.cache.num_dirty == 0
+            world.check_at_rest()
+            world.check_persisted()
+
+    simulate(main())
 
 
 def test_a_cleared_cache_is_empty_even_of_what_was_on_its_way() -> None:

@@ -73,20 +73,20 @@ def with_header(change: Any) -> bytes:
 @pytest.mark.parametrize("shape", [(1,), (2, 1, 3, 4), (0, 4), ()])
 def test_a_tensor_comes_back_byte_for_byte_in_its_dtype(dtype: str, shape: tuple[int, ...]) -> None:
     """B28: bfloat16 and float16 have equally many bytes and are not each other."""
-    written = tensor("a", dtype, shape)
+    written = tensor("kv0.keys", dtype, shape)
 
-    (found,) = decode(IDENTITY, [("a", dtype, shape)], memoryview(encode((written,))))
+    (found,) = decode(IDENTITY, [("kv0.keys", dtype, shape)], memoryview(encode((written,))))
 
-    assert (found.name, found.dtype, found.shape) == ("a", dtype, shape)
+    assert (found.name, found.dtype, found.shape) == ("kv0.keys", dtype, shape)
     assert bytes(found.data) == bytes(written.data)
 
 
 def test_the_bits_of_a_bfloat16_survive() -> None:
     """B28: signed zero, a denormal, the largest one, infinity and a NaN with its payload."""
     bits = np.array([0x8000, 0x0001, 0x7F7F, 0x7F80, 0x7FC1], np.uint16)
-    written = HostTensor("a", "bfloat16", (5,), memoryview(bits.tobytes()))
+    written = HostTensor("kv0.keys", "bfloat16", (5,), memoryview(bits.tobytes()))
 
-    (found,) = decode(IDENTITY, [("a", "bfloat16", (5,))], memoryview(encode((written,))))
+    (found,) = decode(IDENTITY, [("kv0.keys", "bfloat16", (5,))], memoryview(encode((written,))))
 
     assert np.frombuffer(found.data, np.uint16).tolist() == bits.tolist()
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from omlx.cache.blocks import BlockHash, BlockId
-from omlx.cache.paged_cache import GROW_BY, PagedCacheManager
+from omlx.cache.blocks import BlockHash, BlockId, BlockTable, CopyBlock
+from omlx.cache.paged_cache import GROW_BY, NoRoom, PagedCacheManager
 
 UNIT = 10
 """Bytes of a full block."""
@@ -26,6 +27,8 @@ class Known:
     block_id: BlockId
     nbytes: int
     holders: int = 0
+    """Readers, and tables it is in."""
+    tables: int = 0
 
 
 class Pool(RuleBasedStateMachine):
@@ -43,7 +46,11 @@ class Pool(RuleBasedStateMachine):
             on_block_hash_dropped=self.forgotten.append,
         )
         self.filling: dict[BlockId, int] = {}
+        self.protected: dict[BlockId, BlockHash | None] = {}  # the parents of what is filled
         self.known: dict[BlockHash, Known] = {}
+        self.own: dict[BlockId, Known] = {}  # copies, without a name, that tables hold
+        self.tables: list[BlockTable] = []
+        self.cow_copies = 0
         self.free: list[BlockHash] = []  # nobody holds these; the first goes first
         self.to_drop: list[BlockId] = []
 
@@ -51,7 +58,37 @@ class Pool(RuleBasedStateMachine):
 
     @property
     def hot_bytes(self) -> int:
-        return sum(self.filling.values()) + sum(block.nbytes for block in self.known.values())
+        blocks = [*self.known.values(), *self.own.values()]
+        return sum(self.filling.values()) + sum(block.nbytes for block in blocks)
+
+    def name_of(self, block_id: BlockId) -> BlockHash | None:
+        return next((n for n, block in self.known.items() if block.block_id == block_id), None)
+
+    def block_of(self, block_id: BlockId) -> Known:
+        name = self.name_of(block_id)
+        return self.own[block_id] if name is None else self.known[name]
+
+    def make_room(self, nbytes: int, protect: BlockHash | None) -> bool:
+        def full() -> bool:
+            places = len(self.known) + len(self.filling) + len(self.own)
+            return self.hot_bytes + nbytes > self.limit or places == self.max_blocks
+
+        if nbytes > self.limit:
+            return False
+        stay = {protect, *self.protected.values()}
+        while full() and self.free and self.free[0] not in stay:
+            self.forget(self.free[0])
+        return not full()
+
+    def let_go(self, block_id: BlockId) -> None:
+        block, name = self.block_of(block_id), self.name_of(block_id)
+        block.holders -= 1
+        block.tables -= 1
+        if name is not None and not block.holders:
+            self.free.append(name)
+        elif not block.holders:
+            del self.own[block_id]
+            self.to_drop.append(block_id)
 
     def forget(self, name: BlockHash) -> None:
         self.free.remove(name)
@@ -73,18 +110,12 @@ class Pool(RuleBasedStateMachine):
         before = set(self.known)
         got = self.pool.allocate_block(nbytes, protect=protect)
 
-        def full() -> bool:
-            places = len(self.known) + len(self.filling)
-            return self.hot_bytes + nbytes > self.limit or places == self.max_blocks
-
-        if nbytes <= self.limit:
-            while full() and self.free and self.free[0] != protect:
-                self.forget(self.free[0])
-        assert (got is None) == (nbytes > self.limit or full())
+        assert (got is not None) == self.make_room(nbytes, protect)
         if got is not None:
             assert got not in self.filling, "a place is given to one only"
             assert got not in {block.block_id for block in self.known.values()}
             self.filling[got] = nbytes
+            self.protected[got] = protect
         self.expect_forgotten(before)
 
     @precondition(lambda self: self.filling and len(self.known) < len(NAMES))
@@ -97,6 +128,7 @@ class Pool(RuleBasedStateMachine):
 
         self.pool.seal(block_id, name, PARENTS[name])
 
+        del self.protected[block_id]
         self.known[name] = Known(block_id, self.filling.pop(block_id))
         before_parent = [i for i, other in enumerate(self.free) if other == PARENTS[name]]
         self.free.insert(before_parent[0] if before_parent else len(self.free), name)
@@ -117,7 +149,7 @@ class Pool(RuleBasedStateMachine):
 
         self.pool.abandon(block_id)
 
-        del self.filling[block_id]
+        del self.filling[block_id], self.protected[block_id]
         self.to_drop.append(block_id)
 
     @precondition(lambda self: self.known)
@@ -140,7 +172,7 @@ class Pool(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         """A chain, from its head to its tail."""
-        held = [name for name, block in self.known.items() if block.holders]
+        held = [n for n, block in self.known.items() if block.holders > block.tables]
         chain = data.draw(st.lists(st.sampled_from(held), unique=True) if held else st.just([]))
         before = set(self.known)
 
@@ -153,6 +185,76 @@ class Pool(RuleBasedStateMachine):
         self.shrink()
         self.expect_forgotten(before)
 
+    @rule(chain=st.lists(st.sampled_from(NAMES), unique=True, min_size=1, max_size=3))
+    def hold_as_a_table(self, chain: list[BlockHash]) -> None:
+        known = list(takewhile(self.known.__contains__, chain))
+        ids = [self.known[name].block_id for name in known]
+        assert self.pool.find_shared_prefix(chain) == list(zip(ids, known, strict=True))
+
+        table = self.pool.get_computed_blocks(chain)
+
+        assert table.block_ids == ids
+        for name in known:
+            self.known[name].holders += 1
+            self.known[name].tables += 1
+            if name in self.free:
+                self.free.remove(name)
+        if known:
+            self.tables.append(table)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        table = data.draw(st.sampled_from(self.tables), "table")
+
+        forked = self.pool.fork_block_table(table)
+
+        assert forked.block_ids == table.block_ids
+        assert forked.block_ids is not table.block_ids
+        for block_id in table.block_ids:
+            self.block_of(block_id).holders += 1
+            self.block_of(block_id).tables += 1
+        self.tables.append(forked)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), nbytes=st.sampled_from([UNIT, UNIT // 2]))
+    def write(self, data: st.DataObject, nbytes: int) -> None:
+        table = data.draw(st.sampled_from(self.tables), "table")
+        before, source = set(self.known), table.last
+        alone = self.name_of(source) is None and self.block_of(source).holders == 1
+
+        try:
+            copy = self.pool.get_blocks_for_generation(table, nbytes)
+        except NoRoom:
+            assert not alone
+            assert not self.make_room(nbytes, None)
+            assert table.last == source
+        else:
+            assert (copy is None) == alone
+            if copy is not None:
+                assert self.make_room(nbytes, None)
+                assert copy == CopyBlock(source, table.last)
+                assert copy.target not in [*self.own, *self.filling, source]
+                self.own[copy.target] = Known(copy.target, nbytes, 1, 1)
+                self.let_go(source)
+                self.cow_copies += 1
+        assert self.pool.cow_copies == self.cow_copies
+        self.expect_forgotten(before)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def release_table(self, data: st.DataObject) -> None:
+        table = data.draw(st.sampled_from(self.tables), "table")
+        before = set(self.known)
+
+        self.pool.release(table.block_ids)
+
+        self.tables = [other for other in self.tables if other is not table]
+        for block_id in reversed(table.block_ids):
+            self.let_go(block_id)
+        self.shrink()
+        self.expect_forgotten(before)
+
     @rule(chain=st.lists(st.sampled_from(NAMES), unique=True, max_size=3))
     def touch(self, chain: list[BlockHash]) -> None:
         self.pool.touch(chain)
@@ -162,7 +264,7 @@ class Pool(RuleBasedStateMachine):
                 self.free.remove(name)
                 self.free.append(name)
 
-    @rule(name=st.sampled_from(NAMES[:2]))
+    @rule(name=st.sampled_from(NAMES[:4]))
     def evict(self, name: BlockHash) -> None:
         before = set(self.known)
 
@@ -206,6 +308,9 @@ class Pool(RuleBasedStateMachine):
         self.known.clear()
         self.free.clear()
         self.filling.clear()
+        self.protected.clear()
+        self.own.clear()
+        self.tables.clear()
         self.to_drop.clear()
         assert self.pool.num_blocks == places
         assert not self.forgotten
@@ -231,12 +336,13 @@ class Pool(RuleBasedStateMachine):
 
     @invariant()
     def each_place_is_held_or_cached_or_blank(self) -> None:
-        held = len(self.filling) + sum(block.holders > 0 for block in self.known.values())
+        blocks = [*self.known.values(), *self.own.values()]
+        held = len(self.filling) + sum(block.holders > 0 for block in blocks)
         assert self.pool.num_held == held
         assert self.pool.num_cached == len(self.free)
         assert self.pool.num_blank == self.pool.num_blocks - held - len(self.free)
         assert self.pool.num_blocks <= self.max_blocks
-        assert self.pool.num_shared == sum(block.holders > 1 for block in self.known.values())
+        assert self.pool.num_shared == sum(block.holders > 1 for block in blocks)
 
     def teardown(self) -> None:
         """What is left goes one by one, in the right order."""
@@ -296,6 +402,7 @@ def test_a_block_that_somebody_reads_is_not_given_up() -> None:
         filled(pool, name)
     pool.clear()
 
+    assert not pool.evict_block_permanently(NAMES[0])
     assert pool.get(NAMES[0]) == read
     assert read not in pool.take_dropped()
 

@@ -121,9 +121,15 @@ class Stage:
 
     def submit(self, request: Request) -> Uid:
         uid = self.core.submit(request, 0.0)
-        assert uid not in self.answers, "a uid names one sequence"
-        self.answers[uid] = Answer(request)
+        for index in range(request.n):
+            choice = Uid(uid + index)
+            assert choice not in self.answers, "a uid names one sequence"
+            self.answers[choice] = Answer(request)
         return uid
+
+    def choices(self, uid: Uid) -> list[Answer]:
+        """The answers of one request."""
+        return [self.answers[Uid(uid + i)] for i in range(self.answers[uid].request.n)]
 
     def ask(self, request: Request) -> Answer:
         """One request, from its beginning to its end."""
@@ -132,8 +138,9 @@ class Stage:
         return self.answers[uid]
 
     def cancel(self, uid: Uid) -> None:
-        answer = self.answers[uid]
-        answer.cancelled = answer.cancelled or answer.closed is None
+        for other in self.answers.values():
+            same = other.request is self.answers[uid].request
+            other.cancelled = other.cancelled or (same and other.closed is None)
         self.core.cancel(uid, 0.0)
 
     def on_closed(self, answer: Answer) -> None:

@@ -52,7 +52,7 @@ def check_answer(stage: Stage, answer: Answer) -> None:
     assert closed is not None, "it never ended"
     tokens, text, finish_reason = alone(wanted.prompt, wanted.max_tokens, wanted.stops)
     if closed.error is not None:
-        assert closed.uid in stage.engine.hurt, "an error that was not its own"
+        assert {closed.uid, closed.leader} & stage.engine.hurt, "an error that was not its own"
         assert closed.finish_reason is None
         assert answer.tokens == tokens[: len(answer.tokens)]
         assert text.startswith(answer.text) or finish_reason == "stop"
@@ -68,7 +68,7 @@ def check_answer(stage: Stage, answer: Answer) -> None:
     assert closed.cached_tokens == closed.cached_ram + closed.cached_ssd
     assert closed.prefilled == bool(answer.tokens)
     if answer.tokens:
-        computed = stage.engine.computed[closed.uid] + 1
+        computed = stage.engine.computed[closed.leader] + 1
         assert closed.cached_tokens + computed == len(wanted.prompt), "none twice, none skipped"
 
 

@@ -18,13 +18,23 @@ import numpy as np
 from omlx.actors.block_files import BlockFiles
 from omlx.actors.messages import BlockWritten, DeleteBlocks, Settle
 from omlx.actors.paged_cache import PagedCache
-from omlx.cache.block_file import Identity
+from omlx.cache.block_file import Identity, Unreadable
 from omlx.cache.factory import CacheFactory, CacheSizes
 from omlx.cache.hybrid_cache import LayerKind
-from omlx.cache.tickets import StoreTicket
+from omlx.cache.tickets import BlockRef, StoreTicket, StoreWish, WriteTicket
 from omlx.core.events import Closed, Delta
 from omlx.core.limits import SchedulerLimits
-from omlx.core.plan import GREEDY, Sampling, Settled, StepFailed, StepPlan, StepResult, Uid
+from omlx.core.plan import (
+    GREEDY,
+    HostBlock,
+    LostFile,
+    Sampling,
+    Settled,
+    StepFailed,
+    StepPlan,
+    StepResult,
+    Uid,
+)
 from omlx.core.scheduler import Scheduler
 from omlx.core.sequence import Request
 from omlx.engine.load import LoadedModel
@@ -36,6 +46,8 @@ Hook = Callable[[str, Uid | None], None]
 
 BLOCK = 16
 CHUNK = 32
+INTERVAL = 64
+"""Of checkpoints, for models that need them."""
 NAMESPACE = "00" * 8
 ROUNDS_MAX = 5_000
 
@@ -102,6 +114,9 @@ class Rig:
         max_running: int = 8,
         chunk: int = CHUNK,
         ahead: bool = False,
+        interval: int = INTERVAL,
+        codec: str = "fp32",
+        embedded: bool = False,
         hook: Hook = lambda _phase, _uid: None,
     ) -> None:
         self.recorder = Recorder(model.model, ahead, hook)
@@ -113,17 +128,32 @@ class Rig:
         )
         self.files: BlockFiles | None = None
         if files is not None:
-            self.files = BlockFiles(files, NAMESPACE, model.cache, BLOCK)
+            self.files = BlockFiles(files, NAMESPACE, model.cache, BLOCK, codec)
             self.files.prepare()
-        sizes = CacheSizes(BLOCK, hot_bytes, 1 << 40 if files else 0, 1 << 30, initial_blocks=8)
+        sizes = CacheSizes(
+            BLOCK,
+            hot_bytes,
+            1 << 40 if files else 0,
+            1 << 30,
+            initial_blocks=8,
+            checkpoint_interval=interval,
+        )
         self.cache = CacheFactory.build(NAMESPACE, model.cache, sizes)
         for found in self.files.scan() if self.files else ():
             name = found.identity
-            self.cache.found(name.block_hash, name.parent, name.tokens, found.nbytes)
+            self.cache.found(
+                name.block_hash,
+                name.parent,
+                name.tokens,
+                found.nbytes,
+                name.place,
+                found.carries,
+            )
         self._to_writer = Mailbox(1 << 16)
         self._actor = PagedCache(
             self.cache, Ref("stats", Mailbox(1)), None, Ref("writer", self._to_writer)
         )
+        recurrent = model.cache.is_recurrent
         self.core = Scheduler(
             SchedulerLimits(
                 max_running=max_running,
@@ -133,7 +163,9 @@ class Rig:
                 block_size=BLOCK,
                 caching=caching,
                 feeds_ahead=ahead,
-                cut_before_decode=model.cache.count(LayerKind.ROTATING) > 0,
+                checkpoint_interval=interval if recurrent else None,
+                embedded=embedded,
+                cut_before_decode=recurrent or model.cache.count(LayerKind.ROTATING) > 0,
             ),
             eos_tokens=frozenset(),
             hidden_tokens=frozenset(),
@@ -143,17 +175,28 @@ class Rig:
         self.plans: list[StepPlan] = []
 
     def submit(
-        self, prompt: tuple[int, ...], max_tokens: int = 8, sampling: Sampling = GREEDY
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int = 8,
+        sampling: Sampling = GREEDY,
+        num_system: int = 0,
+        n: int = 1,
     ) -> Uid:
-        uid = self.core.submit(Request("r", prompt, max_tokens, sampling), 0.0)
-        self.answers[uid] = Answer()
+        request = Request("r", prompt, max_tokens, sampling, num_system=num_system, n=n)
+        uid = self.core.submit(request, 0.0)
+        for index in range(n):
+            self.answers[Uid(uid + index)] = Answer()
         return uid
 
     def ask(
-        self, prompt: tuple[int, ...], max_tokens: int = 8, sampling: Sampling = GREEDY
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int = 8,
+        sampling: Sampling = GREEDY,
+        num_system: int = 0,
     ) -> Answer:
         """One request from its beginning to its end."""
-        uid = self.submit(prompt, max_tokens, sampling)
+        uid = self.submit(prompt, max_tokens, sampling, num_system)
         self.run()
         return self.answers[uid]
 
@@ -194,24 +237,37 @@ class Rig:
             assert self.files is not None, "nothing is written without a tier"
             ticket = export.ticket
             wish = ticket.wish if isinstance(ticket, StoreTicket) else ticket
-            identity = Identity(NAMESPACE, wish.block_hash, wish.parent, wish.tokens)
-            nbytes = self.files.write(identity, export.payload)
+            identity = _identity(wish)
+            carries = wish.carries if isinstance(wish, StoreWish) else None
+            nbytes = self.files.write(identity, export.payload, carries)
             at_once(self._actor.receive(BlockWritten(identity, nbytes)))
         return output.result
 
     def _read(self) -> None:
         for uid, refs in self.core.take_reads():
             assert self.files is not None, "nothing is read without a tier"
-            payloads = [
-                self.files.read(Identity(NAMESPACE, ref.block_hash, ref.parent, ref.tokens))
-                for ref in refs
-            ]
-            self.core.blocks_read(uid, payloads, None, 0.0)
+            payloads, lost = self._read_until_lost(refs)
+            self.core.blocks_read(uid, payloads, lost, 0.0)
         while len(self._to_writer) and self.files is not None:
             message = at_once(self._to_writer.get()).message
             assert isinstance(message, DeleteBlocks)
             for block_hash in message.block_hashes:
                 self.files.remove(block_hash)
+
+    def _read_until_lost(
+        self, refs: tuple[BlockRef, ...]
+    ) -> tuple[list[HostBlock], LostFile | None]:
+        assert self.files is not None, "nothing is read without a tier"
+        payloads: list[HostBlock] = []
+        for ref in refs:
+            try:
+                payloads.append(self.files.read(_identity(ref)))
+            except Unreadable:
+                self.files.remove(ref.block_hash)
+                return payloads, LostFile(ref.block_hash, corrupt=True)
+            except FileNotFoundError:
+                return payloads, LostFile(ref.block_hash, corrupt=False)
+        return payloads, None
 
     def _take_events(self) -> None:
         for event in self.core.take_events():
@@ -224,6 +280,10 @@ class Rig:
                     answer.closed = event
                     logits = self.recorder.logits.pop(event.uid, [])[: len(answer.tokens)]
                     answer.logits = [np.array(row.astype(mx.float32)) for row in logits]
+
+
+def _identity(block: BlockRef | StoreWish | WriteTicket) -> Identity:
+    return Identity(NAMESPACE, block.block_hash, block.parent, block.tokens, block.place)
 
 
 def greatest_difference(one: Answer, other: Answer) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 from omlx.actors.messages import FoundFile
 from omlx.cache.block_file import Identity, Unreadable, decode, decode_header, encode_header
 from omlx.cache.blocks import BlockHash
+from omlx.cache.checkpoints import Place
 from omlx.core.plan import HostBlock
 
 
@@ -67,7 +68,8 @@ class FakeDisk:
     def prepare(self) -> None:
         self._may_refuse()
 
-    def write(self, identity: Identity, tensors: HostBlock, /) -> int:
+    def write(self, identity: Identity, tensors: HostBlock, carries: Place | None = None, /) -> int:
+        assert identity.place is carries is None, "this disk keeps blocks, and no states"
         header = encode_header(identity, tensors, block_size=0, layer_kinds="kv")
         content = header + b"".join(tensor.data for tensor in tensors)
         others = self.nbytes - len(self.files.get(identity.block_hash, b""))

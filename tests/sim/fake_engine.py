@@ -20,6 +20,7 @@ from omlx.cache.tickets import StoreTicket, WriteTicket
 from omlx.core.plan import (
     Admit,
     Fault,
+    Fork,
     HostBlock,
     Prefill,
     Restore,
@@ -152,6 +153,9 @@ class FakeEngine:
     """By prompt, where a chunk of it ended."""
     computed: defaultdict[Uid, int] = field(default_factory=lambda: defaultdict(int))
     """Prompt tokens that were computed."""
+    forked: dict[Uid, Uid] = field(default_factory=dict)
+    """The parent of each row that computed no prompt of its own."""
+    steps: int = 0
     hurt: set[Uid] = field(default_factory=set)
     """Rows that failed, alone or with the step."""
 
@@ -164,6 +168,7 @@ class FakeEngine:
         self.blocks.clear()
 
     def run(self, plan: StepPlan) -> Output:
+        self.steps += 1
         self._may_break(plan)
         for block_id in plan.drops:
             self.blocks.pop(block_id, None)
@@ -185,6 +190,8 @@ class FakeEngine:
         for prefill in plan.prefills:
             if prefill.uid in self.rows and not self._faulty(prefill.uid, faults):
                 self._prefill(prefill)
+        for fork in plan.forks:
+            self._fork(fork, faults)
         for uid in plan.starts:
             if uid in self.rows and not self._faulty(uid, faults):
                 self._start(self.rows[uid])
@@ -198,6 +205,7 @@ class FakeEngine:
     def _may_break(self, plan: StepPlan) -> None:
         if self.mishaps.happens(self.mishaps.step_breaks):
             self.hurt |= {admit.uid for admit in plan.admits}
+            self.hurt |= {fork.uid for fork in plan.forks}
             raise Broken
 
     def _faulty(self, uid: Uid, faults: list[Fault]) -> bool:
@@ -254,6 +262,17 @@ class FakeEngine:
         self.cuts[row.prompt].add(prefill.stop)
         self.computed[prefill.uid] += prefill.stop - len(row.kv)
         row.kv = list(row.prompt[: prefill.stop])
+
+    def _fork(self, fork: Fork, faults: list[Fault]) -> None:
+        assert fork.uid not in self.rows, "a row of a former life"
+        parent = self.rows.get(fork.parent)
+        if parent is None:
+            self.hurt.add(fork.uid)
+            faults.append(Fault(fork.uid, "this row's parent failed"))
+        elif not self._faulty(fork.uid, faults):
+            assert parent.kv == list(parent.prompt[:-1]), "forked where its prompt ends"
+            self.rows[fork.uid] = Row(parent.prompt, list(parent.kv))
+            self.forked[fork.uid] = fork.parent
 
     def _start(self, row: Row) -> None:
         assert row.kv == list(row.prompt[:-1]), "only the last prompt token is left"

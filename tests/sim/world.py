@@ -8,13 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from omlx.actors.messages import Ended, GenerationStream, Submit, TextDelta
+from omlx.actors.messages import ChoiceEnded, Ended, GenerationStream, Submit, TextDelta
 from omlx.actors.model_runner import ModelRunner
 from omlx.actors.paged_cache import PagedCache
 from omlx.actors.scheduler import GenerationFailed, SchedulerActor
 from omlx.actors.ssd_reader import SsdReader
 from omlx.actors.ssd_writer import SsdWriter
 from omlx.actors.stats import Stats
+from omlx.cache.blocks import root_hash
 from omlx.cache.prefix_cache import BlockAwarePrefixCache
 from omlx.core.plan import StepPlan
 from omlx.core.scheduler import Scheduler, SchedulerLimits
@@ -97,12 +98,14 @@ class World:
         disk: FakeDisk,
         sizes: Sizes | None = None,
         *,
+        writer_capacity: int = SsdWriter.capacity,
         crashes: int = 1000,
         drain_s: float = 600.0,
     ) -> None:
         self.rng = random.Random(seed)
         self.disk = disk
         self.sizes = sizes or Sizes()
+        self.writer_capacity = writer_capacity
         self.engine = FakeEngine(mishaps=Mishaps(random.Random(seed)))
         self.step_s = self.read_s = self.write_s = 0.01
         budget = RestartBudget(crashes, 60.0)
@@ -121,7 +124,7 @@ class World:
         self._add("stats", Stats.capacity, lambda: Stats(NoStore(), now=lambda: 0.0))
         self._add(
             "ssd_writer",
-            SsdWriter.capacity,
+            self.writer_capacity,
             lambda: SsdWriter(self.disk, refs["paged_cache"], in_writer),
         )
         self._add("ssd_reader", SsdReader.capacity, lambda: SsdReader(self.disk, in_reader))
@@ -230,7 +233,7 @@ class World:
         return answer
 
     @staticmethod
-    def _take(answer: Answer, item: TextDelta | Ended) -> None:
+    def _take(answer: Answer, item: TextDelta | ChoiceEnded | Ended) -> None:
         answer.text += item.text
         match item:
             case TextDelta(sampled=sampled):
@@ -244,6 +247,12 @@ class World:
     async def quiet(self) -> None:
         """Long enough for everything to be written, retried and reported."""
         await asyncio.sleep(120.0)
+
+    def check_persisted(self) -> None:
+        """What has files of a chain is a prefix of it."""
+        found = {file.identity.block_hash: file.identity for file in self.disk.scan()}
+        roots = {root_hash(self.disk.namespace, salt) for salt in ("", "s")}
+        assert all(name.parent in found or name.parent in roots for name in found.values())
 
     def check_at_rest(self) -> None:
         """Nothing is held or on its way, and no file is there that does not count."""

@@ -116,7 +116,7 @@ async def test_the_client_raises_its_own_errors(server: Server) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         await client.chat.completions.create(model="no-such-model", messages=messages)
     with pytest.raises(openai.BadRequestError) as bad:
-        await client.chat.completions.create(model=server.model, messages=messages, n=2)
+        await client.chat.completions.create(model=server.model, messages=messages, n=129)
 
     assert unknown.value.code == "model_not_found"
     assert unknown.value.param == "model"
@@ -794,11 +794,14 @@ async def test_headers_without_end_are_refused(server: Server, headers: bytes) -
 
 async def idle(server: Server) -> None:
     """Nothing runs, waits or is held."""
-    stats = await server.gauges(
-        lambda stats: stats["engine"]["running"] == stats["engine"]["waiting"] == 0
-    )
-    cache = stats["cache"]
-    assert cache["blocks_free"] + cache["blocks_cached"] == cache["blocks_total"]
+
+    def nothing_runs(stats: dict[str, Any]) -> bool:
+        # Engine and cache report each on their own second.
+        cache = stats["cache"]
+        held = cache["blocks_total"] - cache["blocks_free"] - cache["blocks_cached"]
+        return stats["engine"]["running"] == stats["engine"]["waiting"] == held == 0
+
+    await server.gauges(nothing_runs)
     assert (await server.clear_memory()).kept_in_use == 0
 
 
