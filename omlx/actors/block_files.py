@@ -48,7 +48,9 @@ BLOCKS = "blocks.noindex"
 SIDECARS = "_gdn_sidecars"
 
 _BLOCK_NAME = re.compile(r"[0-9a-f]{64}\.safetensors")
-_TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{64}\.([0-9]+)\.[0-9a-f]{16}\.tmp")
+_TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{64}\.([0-9]+-[0-9a-f]{16})\.[0-9a-f]{16}\.tmp")
+_PROCESS = f"{os.getpid()}-{secrets.token_hex(8)}"
+"""The number alone would not do: in a container each server has the same one."""
 _FOLDER_NAME = re.compile(r"[0-9a-f]{2}")
 _FIRST_READ = 8192
 """A header of a 256-token block fits; longer ones cost a second read."""
@@ -133,13 +135,12 @@ class BlockFiles:
         self._layer_kinds = ",".join(layer.kind for layer in config.layers)
 
     def prepare(self) -> None:
-        """Make the folder and sweep temporaries of dead processes. Raises OSError."""
-        for folder in (self._base.parent, self._base):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Make the folder and sweep temporaries of former processes. Raises OSError."""
+        _make_folder(self._base)
         for folder in self._folders():
             for entry in os.scandir(folder):
                 match = _TEMPORARY_NAME.fullmatch(entry.name)
-                if match and not _alive(int(match[1])):
+                if match and match[1] != _PROCESS:  # the lock keeps others out: it is dead
                     with suppress(OSError):
                         Path(entry.path).unlink()
 
@@ -165,13 +166,13 @@ class BlockFiles:
             more=more,
         )
         target = self.path(identity.block_hash, checkpoint=identity.place is not None)
-        name = f".{target.stem}.{os.getpid()}.{secrets.token_hex(8)}.tmp"
+        name = f".{target.stem}.{_PROCESS}.{secrets.token_hex(8)}.tmp"
         temporary = target.parent / name
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             fd = os.open(temporary, flags, 0o600)
         except FileNotFoundError:
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_folder(target.parent)
             fd = os.open(temporary, flags, 0o600)
         try:
             try:
@@ -301,11 +302,8 @@ def _write_all(fd: int, parts: list[memoryview]) -> int:
     return total
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+def _make_folder(folder: Path) -> None:
+    """For us alone at every level; ``mkdir`` with ``parents`` lets others into those."""
+    if not folder.parent.exists():
+        _make_folder(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)

@@ -258,7 +258,7 @@ class PagedCache(Actor):
 
     def _delete_again(self) -> None:
         """The writer may have lost what it was told; what was written since is wanted."""
-        self._cache.keep_deletes(n for n in self._deleting if not self._cache.wants_file(n))
+        self._cache.keep_deletes(n for n in self._deleting if n not in self._cache.ledger)
         self._deleting.clear()
         self._delete()
 

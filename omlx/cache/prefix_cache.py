@@ -407,10 +407,6 @@ class BlockAwarePrefixCache:
         self._file_removed(block_hash)
         self._deletes[block_hash] = None
 
-    def wants_file(self, block_hash: BlockHash) -> bool:
-        """Whether a block has its file, or is on its way to one."""
-        return self._persisted(block_hash)
-
     def take_deletes(self) -> tuple[BlockHash, ...]:
         """Names of files to remove. Forgets them."""
         deletes = tuple(self._deletes)

@@ -14,6 +14,7 @@ from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
 from omlx.cache.hybrid_cache import ModelCacheConfig
 from omlx.engine import gdn_chunked
+from omlx.engine.host_memory import keep_freed_memory
 from omlx.engine.kv import UnsupportedModel, fresh_caches, probe
 
 
@@ -55,6 +56,8 @@ def load(path: Path, float32_limit_bytes: int) -> LoadedModel:
     FileNotFoundError or ValueError.
     """
     backend = backend_name()
+    if backend == "cpu":
+        keep_freed_memory()
     if backend != "metal":
         gdn_chunked.install()  # mlx-lm's kernel is for Metal; elsewhere it loops over tokens
     model, config = load_model(path, lazy=True)
