@@ -23,7 +23,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import TokenBuffer
-from mlx_lm.sample_utils import LogitsProcessor, Sampler
+from mlx_lm.sample_utils import LogitsProcessor, Sampler, greedy_sampler
 
 from omlx.core.plan import Sampling, Uid
 from omlx.engine.kv import numbers
@@ -128,15 +128,20 @@ class DecodeBatch:
                     for index, row in enumerate(rows)
                 ]
             )
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        wanted = any(row.sampling.top_logprobs is not None for row in rows)
         samplers = [row.sampler for row in rows]
-        if all(sampler is samplers[0] for sampler in samplers):
+        shared = all(sampler is samplers[0] for sampler in samplers)
+        if shared and samplers[0] is greedy_sampler and not wanted:
+            # The largest logit is the largest log-probability; normalising 49,152 of them on CPU
+            # costs 1.0 ms, finding the largest 0.1 ms.
+            return _Pass(greedy_sampler(logits), None)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        if shared:
             tokens = samplers[0](logprobs)
         else:
             tokens = mx.concatenate(
                 [sampler(logprobs[i : i + 1]) for i, sampler in enumerate(samplers)]
             )
-        wanted = any(row.sampling.top_logprobs is not None for row in rows)
         return _Pass(tokens, logprobs if wanted else None)
 
     def _extend(self, row: DecodingRow, caches: list[Any], fed: _Pass) -> None:
