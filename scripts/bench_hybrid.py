@@ -108,7 +108,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
     rows: list[dict[str, Any]] = []
     for codec in arguments.codecs.split(","):
-        bench = InProcess(arguments.model, codec=codec)
+        bench = InProcess(arguments.model, codec=codec, embedded=arguments.embedded)
         assert bench.loaded.cache.is_recurrent, (
             "a model without recurrent layers has no checkpoints"
         )
@@ -168,6 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--codecs", default=",".join(CODECS))
+    parser.add_argument("--embedded", action="store_true", help="states in the files of blocks")
     parser.add_argument("--turn", type=int, default=120)
     parser.add_argument("--answer", type=int, default=24)
     parser.add_argument("--system", type=int, default=1200)
