@@ -344,7 +344,6 @@ class Scheduler:
         if sequence is None:
             return
         sequence.in_engine = False
-        sequence.chain = sequence.chain[: sequence.num_computed // self.limits.block_size]
         if sequence.state is not State.CLOSING:
             self._end(sequence, now_s, error=fault.message)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from omlx.actors.messages import (
@@ -24,9 +24,18 @@ from omlx.cache.block_file import Identity
 from omlx.cache.blocks import BlockHash
 from omlx.cache.prefix_cache import BlockAwarePrefixCache
 from omlx.cache.tickets import BlockRef, StoreTicket
-from omlx.core.plan import HostBlock, LostFile, Settled, SettleWork, StepFailed, StepPlan, Uid
+from omlx.core.plan import (
+    HostBlock,
+    LostFile,
+    Settled,
+    SettleWork,
+    StepFailed,
+    StepPlan,
+    StepResult,
+    Uid,
+)
 from omlx.core.scheduler import Closed, Delta, QueueFull, Scheduler, SchedulerLimits
-from omlx.core.sequence import Request
+from omlx.core.sequence import Request, State
 from omlx.kernel.mailbox import Mailbox, Ref
 from tests.sim.fake_engine import EOS, Broken, Export, FakeEngine, Letters, Mishaps
 
@@ -70,6 +79,7 @@ class Answer:
     text: str = ""
     closed: Closed | None = None
     cancelled: bool = False
+    """Before it ended otherwise."""
 
 
 class Stage:
@@ -138,9 +148,9 @@ class Stage:
         return self.answers[uid]
 
     def cancel(self, uid: Uid) -> None:
-        for other in self.answers.values():
-            same = other.request is self.answers[uid].request
-            other.cancelled = other.cancelled or (same and other.closed is None)
+        for sequence in self.core.sequences():
+            if sequence.leader == uid and sequence.state is not State.CLOSING:
+                self.answers[sequence.uid].cancelled = True
         self.core.cancel(uid, 0.0)
 
     def on_closed(self, answer: Answer) -> None:
@@ -201,10 +211,22 @@ class Stage:
             self.interfere()
             self.core.apply(plan, StepFailed("the step broke"), 0.0)
         else:
-            self.to_writer.extend(output.exports)
+            result = output.result
+            if self.happens(0.1):
+                result = self._none_taken(result)  # the writer's mailbox is full
+            else:
+                self.to_writer.extend(output.exports)
             self.interfere()
-            self.core.apply(plan, output.result, 0.0)
+            self.core.apply(plan, result, 0.0)
         self._take_events()
+
+    @staticmethod
+    def _none_taken(result: StepResult) -> StepResult:
+        return replace(
+            result,
+            seals=tuple(replace(seal, writing=False) for seal in result.seals),
+            written=tuple(replace(written, writing=False) for written in result.written),
+        )
 
     # ── whatever else happens ────────────────────────────────────────────────────────────────
 
@@ -313,15 +335,21 @@ class Stage:
 
     def check_released(self) -> None:
         """Nothing is held, waits or lies about, and RAM holds what the books say."""
+        self.setup.mishaps = 0.0
+        self.engine.mishaps = Mishaps(self.rng)
         for _ in range(10):  # dirty blocks may be left; their writing is no end in itself
+            while self._move_the_disk():
+                pass
             self.core.settled(self.settle(self.core.settle_work(0.0)), 0.0)
             plan = self.core.plan()
             if plan is not None:
-                self.engine.mishaps = Mishaps(self.rng)
                 self._step(plan)
+        while self._move_the_disk():
+            pass
         cache, pool = self.cache, self.cache.pool
         cache.check()
         assert not self.engine.rows, "a row outlived its sequence"
         assert pool.num_held == 0, "references return to zero"
+        assert cache.pending_bytes == 0, "something is on its way for ever"
         assert len(self.engine.blocks) == pool.num_cached, "RAM holds what nobody knows"
         assert all(answer.closed is not None for answer in self.answers.values())

@@ -90,3 +90,20 @@ def test_a_reply_that_is_rendered_differently_is_reused_up_to_the_difference(
     assert answer.closed.reuse_ended.token == answer.cached
     assert answer.closed.reuse_ended.reason is Reason.DIVERGED
     assert_near(answer, Rig(model, caching=False).ask(changed))
+
+
+def test_a_limit_that_was_halved_holds_from_the_start(loaded: Loaded, tmp_path: Path) -> None:
+    """B55: files that were there before count; leaves go first, so what is left is found."""
+    model, prompt = loaded("llama"), tiny.tokens(8 * BLOCK + 3)
+    rig = Rig(model, files=tmp_path)
+    rig.ask(prompt)
+    half = rig.cache.ledger.total_bytes // 2
+
+    again = Rig(model, files=tmp_path)
+    again.cache.set_ssd_limit(half)
+    answer = again.ask(prompt, 1)
+
+    assert again.cache.ledger.total_bytes <= half
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors")) <= half
+    assert answer.cached >= 3 * BLOCK
+    assert_near(answer, Rig(model, caching=False).ask(prompt, 1))
