@@ -13,6 +13,15 @@ from omlx.settings import Loaded
 
 log = logging.getLogger("omlx")
 
+WITHOUT_EFFECT = (
+    "cors_origins",
+    "strip_attribution",
+    "ssd_write_policy",
+    "ssd_free_space_floor",
+    "decode_share",
+)
+"""Settings that are understood, and that nothing acts on yet."""
+
 
 def announce(
     loaded: Loaded, model_id: str, model: LoadedModel, budget: Budget, root: Path | None
@@ -21,6 +30,9 @@ def announce(
     _say_model(model_id, model)
     _say_memory(model, budget)
     _say_cache(loaded, model, budget, root)
+    for name in WITHOUT_EFFECT:
+        if loaded.is_set(name):
+            log.warning("%s is set (%s) and has no effect yet", name, loaded.sources[name])
     for warning in (*model.notes, *loaded.warnings):
         log.warning("%s", warning)
 
