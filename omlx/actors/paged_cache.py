@@ -93,6 +93,7 @@ class PagedCache(Actor):
             case StartOver():
                 cache.start_over()
                 self._handed_out.clear()
+                self._delete()
                 return None
             case Settle(work):
                 return self._settle(work)

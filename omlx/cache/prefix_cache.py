@@ -374,7 +374,7 @@ class BlockAwarePrefixCache:
             node = self._tree.get(block_hash)
             if node is not None and node.pending:
                 self.write_failed(block_hash)
-                self._deletes[block_hash] = None
+                self.evict_file(block_hash)
 
     def _pending_node(self, block_hash: BlockHash, report: int | None) -> Node | None:
         """The node a report of the writer is about; the writer can be faster than the seal."""
@@ -504,6 +504,7 @@ class BlockAwarePrefixCache:
             )
             self.ledger.settle(queue.nbytes - under_way)
             queue.end(queue.nbytes - under_way)
+        self.set_ssd_limit(self.ledger.limit_bytes)
 
     def touch(self, chain: Iterable[BlockHash]) -> None:
         """A sequence ended: its chain, from head to tail, was in use until now."""

@@ -90,6 +90,7 @@ def test_each_request_gets_what_it_would_get_alone_or_an_error(seed: int) -> Non
                     damaged = True
                     disk.damage(rng)
                 case "refuse":
+                    damaged = True  # what can't be listed is written, and cleared, unseen
                     disk.unreadable = not disk.unreadable
                 case "clear":
                     hot, ssd = rng.random() < 0.7, rng.random() < 0.5

@@ -310,6 +310,7 @@ class World:
         self.to_writer.clear()
         self.missing.clear()
         self.cache.writes_passed(pending)
+        assert not self.cache.pending
         self.settle()
 
     def start_over(self) -> None:

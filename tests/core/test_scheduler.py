@@ -63,6 +63,7 @@ def check_answer(stage: Stage, answer: Answer) -> None:
         assert answer.tokens == tokens
         assert answer.text == text
         assert closed.finish_reason == finish_reason
+    assert closed.times.ended is not None
     assert closed.generated_tokens == len(answer.tokens)
     assert 0 <= closed.cached_tokens <= len(wanted.prompt) - 1
     assert closed.cached_tokens == closed.cached_ram + closed.cached_ssd
@@ -359,6 +360,24 @@ def test_a_cancelled_request_ends_once_whenever_it_is_cancelled(rounds: int) -> 
     other = stage.answers[waiting].closed
     assert other is not None
     assert other.cached_tokens >= stage.engine.computed[uid]
+    stage.check_released()
+
+
+def test_a_request_cancelled_when_its_blocks_were_just_read_lets_go_of_them() -> None:
+    """B35, B61: it has no row yet, and never gets one."""
+    stage = Stage(Setup(hot_blocks=2))
+    stage.ask(request(LONG))
+    uid = stage.submit(request(LONG))
+    stage.core.settled(stage.settle(stage.core.settle_work(0.0)), 0.0)
+    stage.reads += stage.core.take_reads()
+    assert stage.reads, "a part of it is cold"
+    while stage.reads:
+        stage._read_one()
+
+    stage.cancel(uid)
+    stage.run()
+
+    check_answer(stage, stage.answers[uid])
     stage.check_released()
 
 
