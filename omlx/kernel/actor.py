@@ -24,6 +24,9 @@ class Actor:
     ``receive`` returns the answer to an Ask, or None to a plain message. Raise Rejected for a
     refusal the asker should see. Any other exception is a bug here: it ends this actor, and the
     supervisor decides what follows.
+
+    An answer that is a Future is given when it has an outcome, and other messages are received
+    meanwhile. When this life ends first, it is cancelled and the asker gets ActorGone.
     """
 
     name: ClassVar[str]
@@ -131,7 +134,11 @@ async def run(actor: Actor, mailbox: Mailbox) -> None:
 
 async def _deliver(actor: Actor, envelope: Envelope) -> None:
     try:
-        envelope.answer(await actor.receive(envelope.message))
+        answer = await actor.receive(envelope.message)
+        if isinstance(answer, asyncio.Future):
+            _answer_later(actor, envelope, answer)
+        else:
+            envelope.answer(answer)
     except Rejected as refusal:
         envelope.fail(refusal)
     except asyncio.CancelledError:
@@ -140,6 +147,19 @@ async def _deliver(actor: Actor, envelope: Envelope) -> None:
     except BaseException as bug:
         envelope.fail(ActorGone(f"{actor.name} crashed: {bug!r}"))
         raise
+
+
+def _answer_later(actor: Actor, envelope: Envelope, promise: asyncio.Future[Any]) -> None:
+    def settle(done: asyncio.Future[Any]) -> None:
+        actor._pending.discard(done)
+        outcome = _outcome(done)
+        if isinstance(outcome, Exception):
+            envelope.fail(outcome)
+        else:
+            envelope.answer(outcome)
+
+    actor._pending.add(promise)
+    promise.add_done_callback(settle)
 
 
 async def _end_pending(actor: Actor) -> None:

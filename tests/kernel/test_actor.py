@@ -450,3 +450,61 @@ def test_work_that_fails_while_it_is_cancelled_does_not_spoil_the_stop(
 
     simulate(main())
     assert not caplog.records
+
+
+class Promiser(Adder):
+    """Answers an Add of 5 one second later, and receives other messages meanwhile."""
+
+    async def receive(self, message: Message) -> object:
+        if message == Add(5):
+            return asyncio.ensure_future(self._late())
+        return await super().receive(message)
+
+    async def _late(self) -> int:
+        await asyncio.sleep(1.0)
+        if self.total > 100:
+            raise Rejected("too much")
+        self.total += 5
+        return self.total
+
+
+def test_an_answer_may_come_later_and_others_are_answered_meanwhile() -> None:
+    async def main() -> None:
+        stage = Stage()
+        promiser = stage.spawn(Promiser)
+        async with stage:
+            late = asyncio.create_task(promiser.ask(Add(5)))
+            await asyncio.sleep(0.1)
+            assert await promiser.ask(Add(2)) == 2
+            assert not late.done()
+            assert await late == 7
+
+    simulate(main())
+
+
+def test_a_refusal_may_come_later_too() -> None:
+    async def main() -> None:
+        stage = Stage()
+        promiser = stage.spawn(Promiser)
+        async with stage:
+            late = asyncio.create_task(promiser.ask(Add(5)))
+            await asyncio.sleep(0.1)
+            await promiser.ask(Add(101))
+            with pytest.raises(Rejected):
+                await late
+
+    simulate(main())
+
+
+def test_an_answer_that_was_promised_by_a_former_life_is_not_waited_for() -> None:
+    async def main() -> None:
+        stage = Stage()
+        promiser = stage.spawn(Promiser)
+        async with stage:
+            late = asyncio.create_task(promiser.ask(Add(5)))
+            await asyncio.sleep(0.1)
+            await promiser.tell(Break())
+            with pytest.raises(ActorGone):
+                await late
+
+    simulate(main())
