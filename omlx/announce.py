@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omlx import blas
-from omlx.budget import Budget, gigabytes
+from omlx.budget import Budget, gigabytes, memory_lines, memory_text, memory_warning
 from omlx.cache.hybrid_cache import LayerKind
-from omlx.engine.load import LoadedModel
 from omlx.settings import Loaded
+
+if TYPE_CHECKING:  # it imports MLX, and what is said here of settings is also read without it
+    from omlx.engine.load import LoadedModel
 
 log = logging.getLogger("omlx")
 
-WITHOUT_EFFECT = (
-    "cors_origins",
-    "strip_attribution",
-    "ssd_write_policy",
-    "ssd_free_space_floor",
-    "decode_share",
-)
+WITHOUT_EFFECT = ("decode_share",)
 """Settings that are understood, and that nothing acts on yet."""
 
 
@@ -28,7 +25,7 @@ def announce(
 ) -> None:
     """Log the start-up lines. ``root`` None: nothing is kept in files."""
     _say_model(model_id, model)
-    _say_memory(model, budget)
+    _say_memory(loaded, model, budget)
     _say_cache(loaded, model, budget, root)
     for name in WITHOUT_EFFECT:
         if loaded.is_set(name):
@@ -51,19 +48,15 @@ def _say_model(model_id: str, model: LoadedModel) -> None:
     log.info("backend %s, BLAS: %s", model.backend, blas.describe_blas())
 
 
-def _say_memory(model: LoadedModel, budget: Budget) -> None:
-    sizes = budget.sizes
-    block = sizes.block_size * model.cache.bytes_per_token
-    log.info(
-        "memory: %s of the %s; weights %s, hot tier %s (%d blocks of %d tokens, %s each)",
-        gigabytes(budget.total_bytes),
-        budget.pool,
-        gigabytes(model.weight_bytes),
-        gigabytes(sizes.hot_limit_bytes),
-        sizes.hot_limit_bytes // max(1, block),
-        sizes.block_size,
-        gigabytes(block),
+def _say_memory(loaded: Loaded, model: LoadedModel, budget: Budget) -> None:
+    lines = memory_lines(
+        budget, loaded.settings, model.cache, model.weight_bytes, model.max_context
     )
+    for text in memory_text(budget, lines):
+        log.info("memory: %s", text)
+    warning = memory_warning(budget, lines)
+    if warning is not None:
+        log.warning("memory: %s", warning)
 
 
 def _say_cache(loaded: Loaded, model: LoadedModel, budget: Budget, root: Path | None) -> None:
@@ -79,11 +72,20 @@ def _say_cache(loaded: Loaded, model: LoadedModel, budget: Budget, root: Path | 
         log.info("SSD tier: off; nothing is kept over a restart")
     else:
         log.info(
-            "SSD tier: %s in %s; at most %s wait to be written",
+            "SSD tier: %s in %s, %s of the volume stay free; written %s, at most %s wait for it",
             gigabytes(sizes.ssd_limit_bytes),
             root,
+            gigabytes(sizes.ssd_floor_bytes),
+            sizes.ssd_write_policy,
             gigabytes(sizes.pending_limit_bytes),
         )
+        block = sizes.block_size * cache.bytes_per_token
+        if sizes.ssd_limit_bytes < block:
+            log.warning(
+                "SSD tier: a block of %d tokens has %s, so none will be kept in files",
+                sizes.block_size,
+                gigabytes(block),
+            )
     if cache.is_recurrent:
         log.info(
             "checkpoints: %s each, at the ends of system part, prompt and turn, where prompts "

@@ -11,43 +11,25 @@ import errno
 import logging
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from aiohttp import web
 
 from omlx import __version__
-from omlx.actors.block_files import (
-    BlockFiles,
-    CacheDirectoryLocked,
-    CacheDirectoryUnusable,
-    DirectoryLock,
-    InThread,
-)
-from omlx.actors.messages import IsScanned, ModelServed
-from omlx.actors.model_runner import ModelRunner
-from omlx.actors.paged_cache import PagedCache
-from omlx.actors.scheduler import SchedulerActor
-from omlx.actors.ssd_reader import SsdReader
-from omlx.actors.ssd_writer import SsdWriter
+from omlx.actor_tree import DRAIN_S, MAX_RESTARTS, RESTART_PERIOD_S, build_actors
+from omlx.actors.daemon_threads import DaemonThreads
+from omlx.actors.messages import BeginFlush, IsScanned
 from omlx.actors.stats import Stats
 from omlx.actors.stats_file import StatsFile
-from omlx.actors.tokenizer import Tokenizer
 from omlx.announce import announce
-from omlx.budget import Budget, host_memory_bytes, make_budget
-from omlx.cache.factory import CacheFactory, namespace_of
-from omlx.cache.hybrid_cache import LayerKind
-from omlx.core.limits import SchedulerLimits
-from omlx.core.plan import StepPlan
-from omlx.core.render import ChatTokenizer
-from omlx.core.scheduler import Scheduler
-from omlx.core.usage import GdnGauges, ModelFacts
+from omlx.budget import FLOAT32_SHARE, host_memory_bytes, make_budget
+from omlx.cache.factory import namespace_of
+from omlx.core.usage import GdnGauges
+from omlx.disk.block_files import InThread
+from omlx.disk.directory import CacheDirectory, CacheDirectoryLocked, CacheDirectoryUnusable
 from omlx.engine.kv import UnsupportedModel
 from omlx.engine.load import LoadedModel, load, working_set_bytes
-from omlx.engine.step import Engine, StepOutput
 from omlx.engine.thread import EngineThread
 from omlx.kernel.restart import RestartBudget
 from omlx.kernel.supervisor import GaveUp, Supervisor
@@ -60,20 +42,11 @@ from omlx.web.server import make_app, make_runner
 
 log = logging.getLogger("omlx")
 
-MAX_RESTARTS, RESTART_PERIOD_S = 3, 60.0
 SCAN_WAIT_S = 5.0
 """After this the server is ready although not every cache file is known: those are misses."""
 
-FLOAT32_SHARE = 0.5
-"""Of the memory budget: what float32 weights may take on CPU."""
-
-CHUNK_TOKENS = {"cpu": 128, "metal": 2048, "cuda": 2048}
-"""Prefill chunks by backend, under the ceiling of ``prefill_step_tokens``. On CPU smaller ones
-are faster: 1,490 tokens of SmolLM2 in float32 took 75 tok/s at 2048 and 112 tok/s at 128."""
-
-DRAIN_S = 5.0
-FLUSH_BYTES_PER_S = 50_000_000
-"""Slower than any disk we met; the deadline for the last writes follows from it."""
+THREADS_S = 1.0
+"""For the call a disk's thread is at; one that takes longer hangs."""
 
 
 class StartFailed(Exception):
@@ -82,24 +55,6 @@ class StartFailed(Exception):
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
-
-
-@dataclass(frozen=True)
-class EngineOnThread:
-    """The engine's calls, run on its thread. A restart of the runner begins with new rows."""
-
-    engine: Engine
-    thread: EngineThread
-
-    async def run(self, plan: StepPlan) -> StepOutput:
-        return await self.thread.call(self.engine.run, plan)
-
-    async def reset(self) -> None:
-        await self.thread.call(self.engine.reset)
-
-    async def start_over(self) -> None:
-        await self.reset()
-        await self.thread.call(self.engine.store.clear)
 
 
 class App:
@@ -112,8 +67,9 @@ class App:
         stats: Any = self.front.add("stats", Stats.capacity, self._build_stats)
         self.edge = Edge(loaded, stats, started_at=time.time())
         self.thread = EngineThread()
-        self.disk_threads: list[ThreadPoolExecutor] = []
-        self.lock: DirectoryLock | None = None
+        self.disk_threads: list[DaemonThreads] = []
+        self.back: asyncio.Task[None] | None = None
+        self.directory: CacheDirectory | None = None
 
     def _build_stats(self) -> Stats:
         settings = self.settings
@@ -144,10 +100,11 @@ class App:
             stop_front.set()
             await asyncio.wait({front})
             self.thread.close()
-            for thread in self.disk_threads:
-                thread.shutdown(wait=True, cancel_futures=True)
-            if self.lock is not None:
-                self.lock.release()
+            for threads in self.disk_threads:
+                if not threads.close(THREADS_S):
+                    log.warning("the disk does not answer; leaving without it")
+            if self.directory is not None:
+                self.directory.release()
 
     # ── start ────────────────────────────────────────────────────────────────────────────────
 
@@ -171,8 +128,15 @@ class App:
             loop.add_signal_handler(number, self._stop)
 
     def _stop(self) -> None:
+        if self.stopping.is_set():
+            log.warning("stopping at once: what runs is cut, what is not written is dropped")
+            if self.back is not None:
+                self.back.cancel()
+            return
         log.info("stopping: finishing what runs, for at most %g s", self.settings.drain_timeout_s)
         self.edge.state = "stopping"
+        if self.edge.cache is not None:
+            self.edge.cache.offer(BeginFlush())
         self.stopping.set()
 
     async def _serve(self) -> None:
@@ -184,12 +148,23 @@ class App:
             await asyncio.to_thread(fingerprint, path), model.cache, budget.sizes.block_size
         )
         announce(self.loaded, located.id, model, budget, root)
-        supervisor = self._build_actors(located, model, budget, namespace, root)
-        back = asyncio.create_task(supervisor.run(self.stopping), name="back")
+        supervisor = build_actors(
+            self.loaded,
+            located,
+            model,
+            budget,
+            namespace,
+            self.directory,
+            self.thread,
+            self._disk_threads,
+            self.edge,
+        )
+        self.back = back = asyncio.create_task(supervisor.run(self.stopping), name="back")
         ready = asyncio.create_task(self._become_ready(), name="ready")
         await asyncio.wait({back})
         ready.cancel()
-        await back
+        if not back.cancelled():
+            await back
 
     def _lock_cache_directory(self) -> Path | None:
         """The directory of the SSD tier, ours alone; None when that tier is off."""
@@ -198,7 +173,9 @@ class App:
             return None
         root = settings.ssd_cache_dir
         try:
-            self.lock = DirectoryLock(root)
+            directory = CacheDirectory(root)
+            directory.acquire()
+            self.directory = directory
         except CacheDirectoryLocked as error:
             raise StartFailed(4, str(error)) from None
         except CacheDirectoryUnusable as error:
@@ -229,122 +206,11 @@ class App:
         whole = await self._working_set() or host_memory_bytes()
         return self.settings.memory_budget.resolve(whole)
 
-    def _build_actors(
-        self,
-        located: Located,
-        model: LoadedModel,
-        budget: Budget,
-        namespace: str,
-        root: Path | None,
-    ) -> Supervisor:
-        settings, sizes, stats = self.settings, budget.sizes, self.edge.stats
-        caching = settings.cache_enabled and model.cache.why_not_cacheable is None
-        files = None
-        if root is not None and sizes.ssd_limit_bytes and caching:
-            files = BlockFiles(
-                root,
-                namespace,
-                model.cache,
-                sizes.block_size,
-                settings.gdn_sidecar_state_dtype,
-            )
-        ahead = model.backend != "cpu"
-        engine = EngineOnThread(Engine(model.model, model.cache, ahead=ahead), self.thread)
-        restarts = RestartBudget(MAX_RESTARTS, RESTART_PERIOD_S)
-        supervisor = Supervisor(restarts, drain_s=DRAIN_S)
-        # The wrapper passes most attributes on to the tokenizer it wraps.
-        chat_tokenizer = cast(ChatTokenizer, model.tokenizer)
-        flush_s = DRAIN_S + sizes.pending_limit_bytes / FLUSH_BYTES_PER_S
-        recurrent = model.cache.is_recurrent
-        storage = resolve_storage(settings.gdn_snapshot_storage, ssd=files is not None)
-        tokenizer = supervisor.add(
-            "tokenizer",
-            Tokenizer.capacity,
-            lambda: Tokenizer(chat_tokenizer, find_system=recurrent),
-        )
-        writer = reader = None
-        if files is not None:
-            in_writer, in_reader = self._disk_thread("ssd-write"), self._disk_thread("ssd-read")
-            writer = supervisor.add(
-                "ssd_writer",
-                SsdWriter.capacity,
-                lambda: SsdWriter(files, cache, in_writer),
-                drain_s=flush_s,
-            )
-            reader = supervisor.add(
-                "ssd_reader", SsdReader.capacity, lambda: SsdReader(files, in_reader)
-            )
-        runner = supervisor.add(
-            "model_runner", ModelRunner.capacity, lambda: ModelRunner(engine, writer)
-        )
-        cache = supervisor.add(
-            "paged_cache",
-            PagedCache.capacity,
-            lambda: PagedCache(
-                CacheFactory.build(namespace, model.cache, sizes),
-                stats,
-                reader,
-                writer,
-                gdn_storage=storage,
-                gdn_codec=settings.gdn_sidecar_state_dtype,
-            ),
-            "model_runner",
-        )
-        eos = frozenset(model.tokenizer.eos_token_ids)
-        limits = SchedulerLimits(
-            max_running=settings.max_concurrent_requests,
-            max_queued=settings.max_queued_requests,
-            max_context=min(settings.max_context or model.max_context, model.max_context),
-            chunk_tokens=min(settings.prefill_step_tokens, CHUNK_TOKENS[model.backend]),
-            block_size=sizes.block_size,
-            caching=caching,
-            feeds_ahead=ahead,
-            checkpoint_interval=(
-                settings.gdn_checkpoint_interval if model.cache.is_recurrent else None
-            ),
-            cut_before_decode=model.cache.is_recurrent or model.cache.count(LayerKind.ROTATING) > 0,
-        )
-        hidden = frozenset(model.tokenizer.all_special_ids)
-        scheduler = supervisor.add(
-            "scheduler",
-            SchedulerActor.capacity,
-            lambda: SchedulerActor(
-                Scheduler(
-                    limits,
-                    eos_tokens=eos,
-                    hidden_tokens=hidden,
-                    detokenizer=lambda: model.tokenizer.detokenizer,
-                ),
-                cache,
-                reader,
-                runner,
-                stats,
-                drain_s=settings.drain_timeout_s,
-            ),
-            "paged_cache",
-            "model_runner",
-            drain_s=settings.drain_timeout_s + flush_s,
-        )
-        edge = self.edge
-        edge.model = ModelFacts(
-            located.id,
-            model.cache.count(LayerKind.KV),
-            model.cache.count(LayerKind.ROTATING),
-            model.cache.count(LayerKind.RECURRENT),
-            sizes.block_size,
-            namespace,
-        )
-        edge.max_context, edge.vocab_size = limits.max_context, model.vocab_size
-        edge.decode_token = lambda token: model.tokenizer.decode([token])
-        edge.tokenizer, edge.scheduler, edge.cache = tokenizer, scheduler, cache
-        stats.offer(ModelServed(edge.model))
-        return supervisor
-
-    def _disk_thread(self, name: str) -> InThread:
-        """A thread for one actor's files. It outlives the actor, so its calls stay in order."""
-        thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self.disk_threads.append(thread)
-        return partial(asyncio.get_running_loop().run_in_executor, thread)
+    def _disk_threads(self, count: int, name: str, *, background: bool = False) -> InThread:
+        """Threads for one actor's files. They outlive it, so the calls of one stay in order."""
+        threads = DaemonThreads(count, name, background=background)
+        self.disk_threads.append(threads)
+        return threads
 
     async def _become_ready(self) -> None:
         assert self.edge.cache is not None, "the actors are built"
@@ -356,13 +222,6 @@ class App:
         if self.edge.state == "loading":
             self.edge.state = "ready"
             log.info("ready")
-
-
-def resolve_storage(setting: str, *, ssd: bool) -> str:
-    """What ``gdn_snapshot_storage`` means here: auto is sidecars where there are files at all."""
-    if setting != "auto":
-        return setting
-    return "ssd_sidecar" if ssd else "embedded"
 
 
 async def serve(loaded: Loaded) -> int:

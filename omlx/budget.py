@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from omlx.cache.cold_tier import WritePolicy
 from omlx.cache.factory import CacheSizes
 from omlx.cache.hybrid_cache import ModelCacheConfig
-from omlx.settings import Loaded
+from omlx.settings import Loaded, Settings
 
 AUTO_SSD_SHARE = 0.10
 """Of the volume: what the SSD tier takes at most unless the limit was set by hand."""
@@ -20,14 +23,31 @@ AUTO_PENDING_SHARE = 0.02
 
 AUTO_PENDING_BLOCKS = 8
 
+FLOAT32_SHARE = 0.5
+"""Of the memory budget: what float32 weights may take on CPU."""
+
+RESERVE_SHARE = 0.05
+"""Of the budget: what a step computes with, and the server itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
     total_bytes: int
     """What the device or the machine may hold for us."""
     pool: str
-    """What ``total_bytes`` is a share of, in words."""
+    """Where ``total_bytes`` comes from, in words."""
     sizes: CacheSizes
+    on_device: bool = False
+    """Whether it is memory of a device that has its own, apart from what the host holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLine:
+    """One taker of memory, and at most how much."""
+
+    what: str
+    nbytes: int
+    why: str
 
 
 def make_budget(
@@ -39,15 +59,20 @@ def make_budget(
     """``ssd_root`` None: the SSD tier is off."""
     settings = loaded.settings
     ram = host_memory_bytes()
-    if working_set_bytes is None:
-        whole, pool = ram, "memory of this machine"
+    if working_set_bytes is not None:
+        whole, pool = working_set_bytes, "the working set of the device"
+    elif (limit := cgroup_limit_bytes()) is not None and limit <= ram:
+        whole, pool = limit, "the cgroup's limit"
     else:
-        whole, pool = working_set_bytes, "working set of the device"
+        whole, pool = ram, "the RAM"
     total = settings.memory_budget.resolve(whole)
+    share = settings.memory_budget if settings.memory_budget.is_percent else "memory_budget"
     cacheable = settings.cache_enabled and config.why_not_cacheable is None
     block_bytes = settings.paged_cache_block_size * config.bytes_per_token
     hot = settings.hot_cache_max_size.resolve(total) if cacheable else 0
-    ssd = _ssd_limit(loaded, ssd_root) if cacheable and ssd_root is not None else 0
+    ssd = floor = 0
+    if cacheable and ssd_root is not None:
+        ssd, floor = ssd_limits(loaded, ssd_root)
     pending = settings.ssd_pending_max_size
     if isinstance(pending, str):
         pending_bytes = max(int(AUTO_PENDING_SHARE * ram), AUTO_PENDING_BLOCKS * block_bytes)
@@ -56,7 +81,7 @@ def make_budget(
     max_blocks = settings.max_cache_blocks
     return Budget(
         total,
-        pool,
+        f"{share} of {pool}, {gigabytes(whole)}",
         CacheSizes(
             block_size=settings.paged_cache_block_size,
             hot_limit_bytes=hot,
@@ -65,31 +90,136 @@ def make_budget(
             initial_blocks=settings.initial_cache_blocks,
             gdn_pending_limit_bytes=settings.gdn_ssd_pending_max_size.resolve(ram),
             checkpoint_interval=settings.gdn_checkpoint_interval,
+            ssd_floor_bytes=floor,
+            ssd_write_policy=WritePolicy(settings.ssd_write_policy),
             # A tail can be as small as one token, so bytes are the limit that counts.
             max_blocks=max_blocks or max(256, 16 * hot // max(1, block_bytes)),
         ),
+        # A Mac's GPU works in the memory of the machine.
+        on_device=working_set_bytes is not None and sys.platform != "darwin",
     )
 
 
-def _ssd_limit(loaded: Loaded, root: Path) -> int:
+def ssd_limits(loaded: Loaded, root: Path) -> tuple[int, int]:
+    """(what the SSD tier takes at most, what it leaves free) of the volume, in bytes."""
     status = os.statvfs(root)
     volume = status.f_blocks * status.f_frsize
     limit = loaded.settings.ssd_cache_max_size.resolve(volume)
-    if loaded.is_set("ssd_cache_max_size"):
-        return limit
-    return min(limit, int(AUTO_SSD_SHARE * volume))
+    floor = loaded.settings.ssd_free_space_floor.resolve(volume)
+    if not loaded.is_set("ssd_cache_max_size"):
+        limit = min(limit, int(AUTO_SSD_SHARE * volume))
+    return limit, floor
 
 
 def host_memory_bytes() -> int:
     """RAM, or what the control group leaves of it."""
-    ram = int(psutil.virtual_memory().total)
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+    ram, limit = int(psutil.virtual_memory().total), cgroup_limit_bytes()
+    return ram if limit is None else min(ram, limit)
+
+
+def cgroup_limit_bytes(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> int | None:
+    """What this process's control group may hold; None where there is no limit.
+
+    In a container the group is the root; as a service it is named in ``own``, and each group
+    above it may have a limit as well.
+    """
+    places = [root / "memory.max", root / "memory" / "memory.limit_in_bytes"]
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        inner = Path(path.lstrip("/"))
+        for group in (inner, *inner.parents):
+            if number == "0":
+                places.append(root / group / "memory.max")
+            elif "memory" in controllers.split(","):
+                places.append(root / "memory" / group / "memory.limit_in_bytes")
+    limits: list[int] = []
+    for place in places:
         try:
-            limit = int(Path(name).read_text())
+            limits.append(int(place.read_text()))
         except (OSError, ValueError):
-            continue
-        ram = min(ram, limit)
-    return ram
+            continue  # no such group, or "max"
+    return min(limits, default=None)
+
+
+# ── line by line ─────────────────────────────────────────────────────────────────────────────
+
+
+def memory_lines(
+    budget: Budget,
+    settings: Settings,
+    config: ModelCacheConfig,
+    weight_bytes: int,
+    model_context: int,
+) -> tuple[MemoryLine, ...]:
+    """Who may take how much at most, all at once. Their sum may exceed ``budget.total_bytes``.
+
+    Live KV is what all rows hold when each is as long as a row may become.
+    """
+    sizes, rows = budget.sizes, settings.max_concurrent_requests
+    context = min(settings.max_context or model_context, model_context)
+    row = row_bytes(config, context)
+    block = sizes.block_size * config.bytes_per_token
+    lines = [
+        MemoryLine("weights", weight_bytes, "the model"),
+        MemoryLine("live KV", rows * row, f"{rows} rows of {context:,} tokens"),
+        MemoryLine("one transient copy", row, "a row of that length, while it is restored"),
+    ]
+    if sizes.hot_limit_bytes:
+        count = sizes.hot_limit_bytes // max(1, block)
+        text = f"{count:,} blocks of {sizes.block_size} tokens, {gigabytes(block)} each"
+        lines.append(MemoryLine("hot tier", sizes.hot_limit_bytes, text))
+    if sizes.ssd_limit_bytes and not budget.on_device:
+        waiting = sizes.pending_limit_bytes
+        waiting += sizes.gdn_pending_limit_bytes if config.is_recurrent else 0
+        lines.append(MemoryLine("writes that wait", waiting, "copies on their way to the SSD"))
+    reserve = int(RESERVE_SHARE * budget.total_bytes)
+    lines.append(MemoryLine("reserve", reserve, "what a step computes with, the server itself"))
+    return tuple(lines)
+
+
+def row_bytes(config: ModelCacheConfig, tokens: int) -> int:
+    """What the caches of one row of ``tokens`` tokens take; a sliding window ends their growth."""
+    kv = sum(
+        (min(tokens, group.window) if group.window else tokens)
+        * (group.keys.bytes_per_token + group.values.bytes_per_token)
+        for group in config.groups
+    )
+    return kv + config.checkpoint_bytes
+
+
+def memory_text(budget: Budget, lines: Sequence[MemoryLine]) -> list[str]:
+    """The lines as they are printed, a sum at their end."""
+    asked = sum(line.nbytes for line in lines)
+    spare = budget.total_bytes - asked
+    verdict = f"{gigabytes(spare)} to spare" if spare >= 0 else f"{gigabytes(-spare)} too much"
+    return [
+        f"{gigabytes(budget.total_bytes)}: {budget.pool}",
+        *(f"{gigabytes(line.nbytes):>9}  {line.what}: {line.why}" for line in lines),
+        f"{gigabytes(asked):>9}  in all, at most; {verdict}",
+    ]
+
+
+def memory_warning(budget: Budget, lines: Sequence[MemoryLine]) -> str | None:
+    """What to do when the lines add up to more than the budget; None when they don't."""
+    over = sum(line.nbytes for line in lines) - budget.total_bytes
+    if over <= 0:
+        return None
+    fixed = sum(line.nbytes for line in lines if line.what in ("weights", "reserve"))
+    if fixed > budget.total_bytes:
+        return (
+            f"weights and reserve alone exceed the memory budget of "
+            f"{gigabytes(budget.total_bytes)}; serve a smaller model or raise memory_budget"
+        )
+    return (
+        f"at the most that is allowed the memory budget is exceeded by {gigabytes(over)}; "
+        "lower max_context, max_concurrent_requests or hot_cache_max_size"
+    )
 
 
 def gigabytes(count: int) -> str:

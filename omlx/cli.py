@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from omlx import __version__, blas
+from omlx.logs import set_up_logging
 from omlx.settings import (
     Loaded,
     SettingsError,
@@ -19,17 +20,10 @@ from omlx.settings import (
     load_settings,
     overrides,
 )
+from omlx.tools.cache_command import add_cache_command
 
 BAD_USAGE = 2
 UNSERVABLE = 5
-
-LEVELS = {
-    "trace": logging.DEBUG,
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,11 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         parser.print_help()
         return BAD_USAGE
-    blas.preload_fast_blas()
-    missing = blas.backend_error()
-    if missing is not None:
-        print(f"omlx: {missing}", file=sys.stderr)
-        return UNSERVABLE
+    if getattr(arguments, "computes", True):
+        blas.preload_fast_blas()
+        missing = blas.backend_error()
+        if missing is not None:
+            print(f"omlx: {missing}", file=sys.stderr)
+            return UNSERVABLE
     try:
         return arguments.run(arguments)
     except SettingsError as error:
@@ -84,18 +79,21 @@ def make_parser() -> argparse.ArgumentParser:
     demo.add_argument("--url", help="use this server instead of starting one (no restart then)")
     add_arguments(demo, ("model", "model_dir"))
     demo.set_defaults(run=_demo)
+
+    doctor = commands.add_parser(
+        "doctor", help="look for what stands in a server's way here, or would slow it"
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    add_arguments(doctor)
+    doctor.set_defaults(run=_doctor, computes=False)
+
+    add_cache_command(commands)
     return parser
 
 
 def _load(arguments: argparse.Namespace) -> Loaded:
     loaded = load_settings(overrides(arguments), os.environ, home_directory(os.environ))
-    logging.basicConfig(
-        level=LEVELS[loaded.settings.log_level],
-        format="%(asctime)s %(levelname)-7s %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    set_up_logging(loaded.settings.log_level)
     return loaded
 
 
@@ -103,7 +101,12 @@ def _serve(arguments: argparse.Namespace) -> int:
     loaded = _load(arguments)
     from omlx.app import serve  # imports MLX, which takes a second
 
-    return asyncio.run(serve(loaded))
+    code = asyncio.run(serve(loaded))
+    # Everything is closed. What MLX, BLAS and a hung disk keep running in threads of their own
+    # must not turn a clean end into an abort while the interpreter is taken down.
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _pull(arguments: argparse.Namespace) -> int:
@@ -125,3 +128,9 @@ def _demo(arguments: argparse.Namespace) -> int:
     from omlx.demo import run_demo
 
     return asyncio.run(run_demo(loaded, arguments.url))
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from omlx.doctor.run import run_doctor
+
+    return run_doctor(overrides(arguments), os.environ, json_wanted=arguments.json)

@@ -1,6 +1,7 @@
 """What a model with recurrent layers reuses: chats, shared parts, shared beginnings, repeats.
 
     python scripts/bench_hybrid.py --model FOLDER [--codecs fp32,int8] [--rounds 5] [--json FILE]
+    python scripts/bench_hybrid.py --model FOLDER --all     every storage with every codec
 
 Counted are the prompt tokens that a request had to compute, at least 1. Between two requests
 nothing happens (RAM), or RAM is emptied (files), or all but the files is forgotten (restart). RAM
@@ -107,12 +108,15 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from in_process import InProcess
 
     rows: list[dict[str, Any]] = []
-    for codec in arguments.codecs.split(","):
-        bench = InProcess(arguments.model, codec=codec, embedded=arguments.embedded)
+    storages = (False, True) if arguments.all else (bool(arguments.embedded),)
+    codecs = arguments.codecs.split(",")
+    for embedded, codec in [(embedded, codec) for embedded in storages for codec in codecs]:
+        bench = InProcess(arguments.model, codec=codec, embedded=embedded)
         assert bench.loaded.cache.is_recurrent, (
             "a model without recurrent layers has no checkpoints"
         )
-        row: dict[str, Any] = {"codec": codec}
+        storage = "embedded" if embedded else "ssd_sidecar"
+        row: dict[str, Any] = {"codec": f"{storage} {codec}" if arguments.all else codec}
         for where, between in BETWEEN.items():
             bench.clear()
             computed, new = chat(bench, between, arguments.turn, arguments.answer)
@@ -169,6 +173,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--codecs", default=",".join(CODECS))
     parser.add_argument("--embedded", action="store_true", help="states in the files of blocks")
+    parser.add_argument("--all", action="store_true", help="both storages, one after the other")
     parser.add_argument("--turn", type=int, default=120)
     parser.add_argument("--answer", type=int, default=24)
     parser.add_argument("--system", type=int, default=1200)

@@ -16,7 +16,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from omlx.actors.block_files import BlockFiles
 from omlx.cache.block_file import Identity, Unreadable
 from omlx.cache.factory import CacheFactory, CacheSizes
 from omlx.cache.hybrid_cache import LayerKind
@@ -26,6 +25,8 @@ from omlx.core.limits import SchedulerLimits
 from omlx.core.plan import HostBlock, LostFile, Settled, SettleWork, Store
 from omlx.core.scheduler import Scheduler
 from omlx.core.sequence import Request
+from omlx.disk.block_files import BlockFiles
+from omlx.disk.directory import CacheDirectory
 from omlx.engine.load import load
 from omlx.engine.step import Engine
 
@@ -78,7 +79,7 @@ class InProcess:
         """Forget everything in RAM and in files."""
         self._folder.cleanup()
         self._folder = tempfile.TemporaryDirectory(prefix="omlx-bench-")
-        root = Path(self._folder.name)
+        root = CacheDirectory(Path(self._folder.name))
         self.files = BlockFiles(root, "0" * 16, self.loaded.cache, self._block_size, self._codec)
         self.files.prepare()
         self._build()
@@ -88,7 +89,7 @@ class InProcess:
         self._build()
         for found in list(self.files.scan()):
             name = found.identity
-            self.cache.found(
+            self.cache.files.found(
                 name.block_hash,
                 name.parent,
                 name.tokens,
@@ -199,7 +200,7 @@ class InProcess:
         for promoted in work.promoted:
             cache.promoted(promoted.ref, stored=promoted.stored)
         for lost in work.lost:
-            cache.lost(lost.block_hash, corrupt=lost.corrupt)
+            cache.files.lost(lost.block_hash, corrupt=lost.corrupt)
         for block_ids in work.releases:
             cache.pool.release(block_ids)
         grants = tuple((w.uid, cache.look_up(w.tokens, w.salt)) for w in work.look_ups)
@@ -208,7 +209,7 @@ class InProcess:
             ticket = cache.store(wish)
             if ticket is not None:
                 stores.append(Store(uid, start, start + len(wish.tokens) // 4, ticket))
-        for name in cache.take_deletes():
+        for name in cache.cold.take_deletes().blocks:
             self.files.remove(name)
         return Settled(grants, tuple(stores), (), cache.pool.take_dropped())
 
@@ -224,7 +225,7 @@ class InProcess:
 
     def _write(self, ticket: Any, payload: HostBlock) -> None:
         wish = ticket.wish if isinstance(ticket, StoreTicket) else ticket
-        self.cache.written(
+        self.cache.files.written(
             wish.block_hash,
             self.files.write(_identity(wish), payload, getattr(wish, "carries", None)),
         )

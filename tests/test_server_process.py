@@ -215,7 +215,7 @@ def test_a_server_that_was_killed_in_a_stream_leaves_only_whole_blocks(
     assert said(answer) == looped(30)
     prompt = answer["usage"]["prompt_tokens"]
     assert cached(answer) >= min(12, (prompt - 1) // BLOCK) * BLOCK
-    assert not list((tmp_path / "cache").rglob("*.tmp"))
+    assert not list((tmp_path / "cache").rglob(f"*.{first.process.pid}-*.tmp"))
 
 
 # ── how it ends ──────────────────────────────────────────────────────────────────────────────

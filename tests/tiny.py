@@ -250,6 +250,11 @@ def tokens(count: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(int(token) for token in drawn)
 
 
-def digests(arrays: Iterable[mx.array]) -> list[bytes]:
+def digests(arrays: Iterable[mx.array | np.ndarray[Any, Any]]) -> list[bytes]:
     """The bytes of arrays, to compare bit for bit whatever the dtype."""
-    return [np.array(array.view(mx.uint8)).tobytes() for array in arrays]
+    return [
+        array.tobytes()
+        if isinstance(array, np.ndarray)
+        else np.array(array.view(mx.uint8)).tobytes()
+        for array in arrays
+    ]

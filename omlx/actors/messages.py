@@ -1,18 +1,18 @@
-"""Every message, grouped by who receives it, in the order of a request's path."""
+"""Every message on a request's path, grouped by who receives it, in the order of that path."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from omlx.actors.disk_messages import StopVerifying, TierChecked, VerifyFiles
 from omlx.cache.block_file import Identity
 from omlx.cache.blocks import BlockHash, PackedTokens
 from omlx.cache.checkpoints import Place
-from omlx.cache.tickets import BlockRef, ReuseEnded, StoreTicket, WriteTicket
+from omlx.cache.tickets import BlockRef, ReuseEnded
+from omlx.cache.tree_view import TreeView
 from omlx.core.chat import Conversation
 from omlx.core.events import ChoiceEnded, Ended, TextDelta
 from omlx.core.plan import (
-    HostBlock,
-    LostFile,
     Settled,
     SettleWork,
     StepFailed,
@@ -20,16 +20,10 @@ from omlx.core.plan import (
     StepResult,
     Uid,
 )
+from omlx.core.reads import ReadOutcome
 from omlx.core.sequence import Request
-from omlx.core.usage import (
-    CacheGauges,
-    EngineGauges,
-    GdnGauges,
-    ModelFacts,
-    RequestRecord,
-    RunningRow,
-)
-from omlx.kernel.message import Ask, Message
+from omlx.disk.census import CensusSlice
+from omlx.kernel.message import Ask, Message, Tick
 from omlx.kernel.stream import Stream
 
 # ── to the tokenizer ─────────────────────────────────────────────────────────────────────────
@@ -50,7 +44,23 @@ class Render(Ask[Rendered]):
     conversation: Conversation
 
 
-TokenizerMessage = Render
+@dataclass(frozen=True, slots=True)
+class Tokenize(Ask["tuple[int, ...]"]):
+    """The ids of raw text. See ``core/render.py`` for the two switches."""
+
+    text: str
+    add_special: bool
+    parse_special: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenize(Ask[str]):
+    """The text of ids, which are all in the vocabulary; control tokens are spelled out."""
+
+    tokens: tuple[int, ...]
+
+
+TokenizerMessage = Render | Tokenize | Detokenize
 
 
 # ── to the scheduler ─────────────────────────────────────────────────────────────────────────
@@ -107,8 +117,16 @@ class BlocksRead(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Tick(Message):
-    """To self, each second: report, flush what is dirty, and look whether a client has gone."""
+class ColdKnown(Message):
+    """To self: what could be read for a request while it waits."""
+
+    uid: Uid
+    outcome: tuple[tuple[BlockRef, int], ...] | Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Paused(Message):
+    """To self: time to look whether the writer has room by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +134,17 @@ class DrainExpired(Message):
     """To self, while stopping: what still runs has had its time."""
 
 
-SchedulerMessage = Submit | Cancel | CacheSettled | StepDone | BlocksRead | DrainExpired | Tick
+SchedulerMessage = (
+    Submit
+    | Cancel
+    | CacheSettled
+    | StepDone
+    | BlocksRead
+    | ColdKnown
+    | Paused
+    | DrainExpired
+    | Tick
+)
 
 
 # ── to the paged cache ───────────────────────────────────────────────────────────────────────
@@ -128,22 +156,10 @@ class Settle(Ask[Settled]):
 
 
 @dataclass(frozen=True, slots=True)
-class FoundFile:
-    """A valid block file that was there at start."""
-
-    identity: Identity
-    nbytes: int
-    used_at: float
-    """Unix seconds of its last use."""
-    carries: Place | None = None
-    """Of a block: the checkpoint that is embedded in its file."""
-
-
-@dataclass(frozen=True, slots=True)
 class FilesFound(Message):
-    """To self: the scan of the block files has ended."""
+    """To self: a slice of the census was taken, or the census is void."""
 
-    outcome: tuple[FoundFile, ...] | Exception
+    outcome: CensusSlice | Exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +171,20 @@ class StartOver(Ask[None]):
 class BlockWritten(Message):
     identity: Identity
     nbytes: int
+    carries: Place | None = None
+    """The checkpoint that is embedded in the block's file."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLost(Message):
-    """A block could not be written. ``tier_down``: nor will the next ones."""
+    """A block could not be written."""
 
     block_hash: BlockHash
     reason: str
-    tier_down: bool
+    tier_down: bool = False
+    """Nor will the next ones."""
+    full: bool = False
+    """For want of room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +197,28 @@ class WriterCaughtUp(Message):
     """To self: the writer has passed what it was told before it was asked, or is gone."""
 
     outcome: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
+class TierLookedAt(Message):
+    """To self: what the writer says of the tier, or that it says nothing."""
+
+    outcome: TierChecked | Exception
+
+
+@dataclass(frozen=True, slots=True)
+class BeginFlush(Message):
+    """The server stops: count what is written from now on, and say it at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetLimits(Message):
+    """New limits in bytes, lower or higher ones; None leaves a limit as it is."""
+
+    hot_bytes: int | None = None
+    ssd_bytes: int | None = None
+    pending_bytes: int | None = None
+    gdn_pending_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +250,29 @@ class ProbeCache(Ask[Probed]):
 
 
 @dataclass(frozen=True, slots=True)
+class ColdOf(Ask["tuple[tuple[BlockRef, int], ...]"]):
+    """What a look-up would have read from files, with its bytes. Changes and counts nothing."""
+
+    tokens: PackedTokens
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheTree(Ask[TreeView]):
+    """What can be found: at most ``most`` nodes, ``depth`` blocks deep. Changes nothing."""
+
+    depth: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStuck(Message):
+    """The reader waits in vain for a file: the tier does not answer."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class IsScanned(Ask[bool]):
     """Whether every file that was there at start is known."""
 
@@ -220,39 +286,18 @@ PagedCacheMessage = (
     | BlockLost
     | WriterStarted
     | WriterCaughtUp
+    | TierLookedAt
+    | SetLimits
+    | BeginFlush
     | ClearCache
     | ProbeCache
+    | ColdOf
+    | CacheTree
+    | VerifyFiles
+    | StopVerifying
+    | ReaderStuck
     | Tick
 )
-
-
-# ── to the SSD reader ────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class ReadOutcome:
-    payloads: tuple[HostBlock, ...]
-    """In the order asked for, up to the first block that could not be read."""
-    lost: LostFile | None = None
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadBlocks(Ask[ReadOutcome]):
-    """Read and verify blocks of one chain, in order."""
-
-    refs: tuple[BlockRef, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ScanFiles(Ask[tuple[FoundFile, ...]]):
-    """Every valid block file of the served namespace, from the headers alone.
-
-    Rejected when they can't be listed now.
-    """
-
-
-SsdReaderMessage = ReadBlocks | ScanFiles
 
 
 # ── to the model runner ──────────────────────────────────────────────────────────────────────
@@ -264,124 +309,3 @@ class RunStep(Ask["StepResult | StepFailed"]):
 
 
 ModelRunnerMessage = RunStep | StartOver
-
-
-# ── to the SSD writer ────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class WriteBlock(Message):
-    """Write a block's file; answered to the cache by BlockWritten or BlockLost."""
-
-    ticket: StoreTicket | WriteTicket
-    payload: HostBlock = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteBlocks(Message):
-    block_hashes: tuple[BlockHash, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CatchUp(Ask[None]):
-    """Answered when everything that was sent before is done and reported."""
-
-
-SsdWriterMessage = WriteBlock | DeleteBlocks | CatchUp
-
-
-# ── to stats ─────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class RequestEnded(Message):
-    record: RequestRecord
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRejected(Message):
-    """Refused at admission, 429 or 503."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineReport(Message):
-    """From the scheduler, each second while it lives."""
-
-    gauges: EngineGauges
-    rows: tuple[RunningRow, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CacheReport(Message):
-    """From the paged cache, each second while it lives."""
-
-    gauges: CacheGauges
-    gdn: GdnGauges | None = None
-    """None: the model keeps no recurrent states."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelServed(Message):
-    facts: ModelFacts
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot(Ask[str]):
-    """The statistics as JSON text, as the admin API gives them."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecentRequests(Ask[str]):
-    """Running and ended requests as JSON text, newest first."""
-
-    limit: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReadHistory(Ask[str]):
-    """Token counts over time as JSON text. ``resolution`` is a key of ``RESOLUTIONS``."""
-
-    resolution: str
-
-
-@dataclass(frozen=True, slots=True)
-class FindRequest(Ask["str | None"]):
-    """One running or ended request as JSON text; None when it is unknown or forgotten."""
-
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Feed(Ask["Stream[str]"]):
-    """A stream of server-sent events, each a whole ``event:/id:/data:`` frame.
-
-    First ``stats``, then one each second, and ``request`` for each request that ends. A reader
-    that falls behind loses the oldest, and its stream ends when it has read nothing for a minute,
-    and when the server stops. Rejected with TooManyReaders.
-    """
-
-    after: int | None = None
-    """The last id that the reader saw, to get the ``request`` events that it missed."""
-
-
-@dataclass(frozen=True, slots=True)
-class TotalsSaved(Message):
-    """To self: the all-time totals were written, or could not be."""
-
-    error: Exception | None
-
-
-StatsMessage = (
-    RequestEnded
-    | RequestRejected
-    | EngineReport
-    | CacheReport
-    | ModelServed
-    | Snapshot
-    | RecentRequests
-    | ReadHistory
-    | FindRequest
-    | Feed
-    | TotalsSaved
-    | Tick
-)

@@ -6,14 +6,8 @@ import logging
 from dataclasses import replace
 from typing import Any, Protocol, assert_never
 
-from omlx.actors.messages import (
-    ModelRunnerMessage,
-    RunStep,
-    SsdWriterMessage,
-    StartOver,
-    WriteBlock,
-)
-from omlx.cache.tickets import StoreTicket
+from omlx.actors.disk_messages import SsdWriterMessage, WriteBlock
+from omlx.actors.messages import ModelRunnerMessage, RunStep, StartOver
 from omlx.core.plan import StepFailed, StepPlan, StepResult
 from omlx.kernel.actor import Actor
 from omlx.kernel.mailbox import Ref
@@ -64,10 +58,9 @@ class ModelRunner(Actor):
         shed = {s.ticket.wish.block_hash for s in seals if s.ticket.write and not s.writing}
         for export in output.exports:
             ticket = export.ticket
-            block = ticket.wish if isinstance(ticket, StoreTicket) else ticket
             # What hangs on a block that is not written is not written either.
-            if block.parent in shed or not self._offer(WriteBlock(ticket, export.payload)):
-                shed.add(block.block_hash)
+            if ticket.parent in shed or not self._offer(WriteBlock(ticket, export.payload)):
+                shed.add(ticket.block_hash)
         if not shed:
             return output.result
         return replace(

@@ -5,42 +5,43 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import assert_never
 
+from omlx.actors.disk_messages import ReadBlocks, SsdReaderMessage, StopReading
 from omlx.actors.messages import (
     Accepted,
     BlocksRead,
     CacheSettled,
     Cancel,
     ChoiceEnded,
+    ColdKnown,
+    ColdOf,
     DrainExpired,
     Ended,
-    EngineReport,
     GenerationStream,
     ModelRunnerMessage,
     PagedCacheMessage,
-    ReadBlocks,
-    ReadOutcome,
-    RequestEnded,
+    Paused,
     RunStep,
     SchedulerMessage,
     Settle,
-    SsdReaderMessage,
     StartOver,
-    StatsMessage,
     StepDone,
     Submit,
     TextDelta,
-    Tick,
 )
+from omlx.actors.stats_messages import EngineReport, RequestEnded, StatsMessage
 from omlx.core.events import Closed, Delta
-from omlx.core.plan import Settled, SettleWork, StepPlan, StepResult, Uid
+from omlx.core.plan import LookUp, StepPlan, StepResult, Uid
+from omlx.core.reads import ReadOutcome
+from omlx.core.record import record_of
 from omlx.core.scheduler import QueueFull, Scheduler
 from omlx.core.sequence import Sequence, State
-from omlx.core.usage import EngineGauges, RequestRecord, RunningRow
+from omlx.core.usage import EngineGauges, RunningRow
 from omlx.kernel.actor import Actor
 from omlx.kernel.mailbox import Ref
-from omlx.kernel.message import ActorGone, Rejected
+from omlx.kernel.message import ActorGone, Rejected, Tick
 
 SPEED_MEMORY = 0.9
 """Weight of the past in the shown speeds."""
@@ -87,8 +88,12 @@ class SchedulerActor(Actor):
         """By the uid of the request's first choice."""
         self._closed: dict[Uid, list[Closed]] = {}
         """The choices that have ended, of requests that have not."""
+        self._numbers = count()
+        self._reads: dict[Uid, int] = {}
+        """By which number each read can be stopped."""
         self._busy = False
         self._flush = False
+        self._pausing = False
         self._stopping = False
         self._last_step_s = 0.0
         self._prefill_tps = 0.0
@@ -98,6 +103,8 @@ class SchedulerActor(Actor):
         # A former life may have left rows in the engine and blocks held in the cache.
         await self._runner.ask(StartOver())
         await self._cache.ask(StartOver())
+        if self._reader is not None:
+            self._reader.offer(StopReading(None))
         self._last_step_s = self._now()
         self.every(1.0, Tick)
 
@@ -138,7 +145,9 @@ class SchedulerActor(Actor):
                 if isinstance(outcome, Exception):
                     raise outcome
                 self._core.settled(outcome, self._now())
-                self._flush = self._stopping and outcome.flushing
+                self._flush = outcome.flushing and (
+                    self._stopping or (self._core.idle and (outcome.dirty or bool(outcome.writes)))
+                )
                 self._start_reads()
                 self._core.close_ended(self._now())
                 self._emit()
@@ -161,8 +170,23 @@ class SchedulerActor(Actor):
                     outcome = ReadOutcome((), reason=str(outcome))  # it is computed instead
                 if isinstance(outcome, Exception):
                     raise outcome
-                self._core.blocks_read(uid, outcome.payloads, outcome.lost, self._now())
+                self._reads.pop(uid, None)
+                self._core.blocks_read(
+                    uid, outcome.payloads, outcome.lost, self._now(), stuck=outcome.stuck
+                )
                 self._kick()
+                return None
+            case ColdKnown(uid, outcome):
+                if isinstance(outcome, ActorGone | Rejected):
+                    outcome = ()
+                if isinstance(outcome, Exception):
+                    raise outcome
+                self._core.read_ahead(uid, outcome)
+                self._start_reads()
+                return None
+            case Paused():
+                self._pausing = False
+                self._kick(flush=True)
                 return None
             case DrainExpired():
                 for uid, stream in self._streams.items():
@@ -181,8 +205,11 @@ class SchedulerActor(Actor):
 
     def _kick(self, *, flush: bool = False) -> None:
         """Begin a round, unless one is under way. ``flush``: even with nothing to tell."""
-        if self._busy:
-            return
+        if not self._busy:
+            self._begin_round(flush=flush)
+        self._start_reads()
+
+    def _begin_round(self, *, flush: bool) -> None:
         work = self._core.settle_work(self._now())
         if work or flush or self._flush:
             self._busy = True
@@ -201,25 +228,41 @@ class SchedulerActor(Actor):
                 return StepDone(plan, outcome)  # pyright: ignore[reportArgumentType]
 
             self.pipe(self._runner.ask(RunStep(plan)), wrap=done)
-        elif self._busy and self._flush:
-            self.pipe(self._settle_later(), wrap=CacheSettled)
         elif self._busy:
             self._busy = False
-            self._kick()
+            if self._flush or self._core.waits_for_files:
+                self._pause()
+            else:
+                self._kick()
 
-    async def _settle_later(self) -> Settled:
-        """While stopping: the writer has no room now for what is still to be written."""
-        await asyncio.sleep(FLUSH_PAUSE_S)
-        return await self._cache.ask(Settle(SettleWork()))
+    def _pause(self) -> None:
+        """The writer has no room now for what is still to be written."""
+        if not self._pausing:
+            self._pausing = True
+            self.pipe(asyncio.sleep(FLUSH_PAUSE_S), wrap=lambda _: Paused())
 
     def _start_reads(self) -> None:
+        """Begin what is to be read, for those that wait as well, and stop what nobody needs."""
+        if self._reader is None:
+            return
+        for look_up in self._core.look_ahead():
+            self._look_ahead(look_up)
         for uid, refs in self._core.take_reads():
-            assert self._reader is not None, "cold blocks without a cold tier"
+            number = self._reads[uid] = next(self._numbers)
 
             def done(outcome: object, uid: Uid = uid) -> BlocksRead:
                 return BlocksRead(uid, outcome)  # pyright: ignore[reportArgumentType]
 
-            self.pipe(self._reader.ask(ReadBlocks(refs)), wrap=done)
+            self.pipe(self._reader.ask(ReadBlocks(refs, number)), wrap=done)
+        for uid in self._core.take_stops():
+            if uid in self._reads:
+                self._reader.offer(StopReading(self._reads[uid]))
+
+    def _look_ahead(self, look_up: LookUp) -> None:
+        def done(outcome: object) -> ColdKnown:
+            return ColdKnown(look_up.uid, outcome)  # pyright: ignore[reportArgumentType]
+
+        self.pipe(self._cache.ask(ColdOf(look_up.tokens, look_up.salt)), wrap=done)
 
     # ── to the clients ───────────────────────────────────────────────────────────────────────
 
@@ -239,7 +282,7 @@ class SchedulerActor(Actor):
         ended.append(closed)
         record = None
         if len(ended) == closed.request.n:
-            record = self._record(ended)
+            record = record_of(ended, wall_s=self._wall(), now_s=self._now())
             self._stats.offer(RequestEnded(record))
             del self._streams[closed.leader], self._closed[closed.leader]
         if stream.ended:
@@ -257,44 +300,6 @@ class SchedulerActor(Actor):
         for uid, stream in self._streams.items():
             if stream.cancelled:
                 self._core.cancel(uid, self._now())
-
-    def _record(self, choices: list[Closed]) -> RequestRecord:
-        """One for all choices: the prompt counts once, and every generated token."""
-        closed = min(choices, key=lambda choice: choice.index)
-        error = next((choice.error for choice in choices if choice.error), None)
-        reasons = {choice.finish_reason for choice in choices}
-        reason = "cancelled" if "cancelled" in reasons else closed.finish_reason
-        times, request = closed.times, closed.request
-        ended = max(choice.times.ended or self._now() for choice in choices)
-
-        def ms(start: float | None, stop: float | None) -> float:
-            return 0.0 if start is None or stop is None else 1000 * (stop - start)
-
-        first = times.first_token
-        return RequestRecord(
-            id=request.request_id,
-            time=self._wall(),
-            client=request.client,
-            route=request.route,
-            model=request.model,
-            prompt_tokens=len(request.prompt),
-            cached_tokens=closed.cached_tokens,
-            cached_ram=closed.cached_ram,
-            cached_ssd=closed.cached_ssd,
-            generated_tokens=sum(choice.generated_tokens for choice in choices),
-            prefilled=closed.prefilled,
-            finish_reason=None if error else reason,
-            error=error,
-            queue_ms=ms(times.submitted, times.looked_up),
-            lookup_ms=ms(times.looked_up, times.granted),
-            restore_ms=ms(times.granted, times.restored) + 1000 * closed.restore_s,
-            prefill_ms=max(0.0, ms(times.restored, first) - 1000 * closed.restore_s),
-            decode_ms=ms(first, ended),
-            ttft_ms=None if first is None else ms(times.submitted, first),
-            total_ms=ms(times.submitted, ended),
-            reuse_reason=closed.reuse_ended.reason,
-            reuse_token=closed.reuse_ended.token,
-        )
 
     # ── what the dashboard shows ─────────────────────────────────────────────────────────────
 

@@ -1,12 +1,14 @@
 """Counts every request once, from its record, and tells whoever asks, at once or as it happens.
 
 The log line, the totals, the history, the request list and the feed of one request all come from
-the one record, so they cannot disagree. The counting itself is ``core/usage_ledger.py``.
+the one record, so they cannot disagree. The counting itself is ``core/usage_ledger.py``, and
+which lines are logged ``core/request_log.py``.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +17,7 @@ from typing import Any, Protocol, assert_never
 import orjson
 
 from omlx.actors.feed import Feeds
-from omlx.actors.messages import (
+from omlx.actors.stats_messages import (
     CacheReport,
     EngineReport,
     Feed,
@@ -27,19 +29,18 @@ from omlx.actors.messages import (
     RequestRejected,
     Snapshot,
     StatsMessage,
-    Tick,
     TotalsSaved,
 )
-from omlx.core.usage import GdnGauges, RequestRecord, Totals
+from omlx.core.request_log import RequestLog
+from omlx.core.usage import GdnGauges, Totals
 from omlx.core.usage_ledger import Ledger
 from omlx.kernel.actor import Actor
+from omlx.kernel.message import Tick
 
 log = logging.getLogger(__name__)
 
 SAVE_EVERY_TICKS = 10
 """One tick a second."""
-
-LOGGED_CHARACTERS_MAX = 120
 
 
 class TotalsStore(Protocol):
@@ -69,6 +70,7 @@ class Stats(Actor):
         self._store = store
         self._now = now
         self._ledger = Ledger(Totals(), gdn or GdnGauges(), now())
+        self._request_log = RequestLog()
         self._saved: Totals | None = None  # None: not loaded, so there is nothing to save
         self._saving = False
         self._saving_failed = False
@@ -82,6 +84,7 @@ class Stats(Actor):
         self.every(1.0, Tick)
 
     async def on_stop(self) -> None:
+        self._tell(self._request_log.due(math.inf))
         self._feeds.end()
         if self._saved not in (None, self._ledger.alltime):
             self._note_saved(await self._save(replace(self._ledger.alltime)))
@@ -90,7 +93,7 @@ class Stats(Actor):
         match message:
             case RequestEnded(record):
                 self._ledger.add(record, self._now())
-                _log_end(record)
+                self._tell(self._request_log.ended(record, self._now()))
                 self._feeds.publish("request", to_json(record.as_json()), keep=True)
                 return None
             case RequestRejected():
@@ -125,7 +128,12 @@ class Stats(Actor):
                 return None
         assert_never(message)
 
+    def _tell(self, lines: list[str]) -> None:
+        for line in lines:
+            log.info("%s", line)
+
     def _tick(self) -> None:
+        self._tell(self._request_log.due(self._now()))
         if len(self._feeds):
             self._feeds.publish("stats", self._snapshot())
         self._num_ticks += 1
@@ -164,30 +172,3 @@ def to_json(value: Any) -> str:
     """One line of JSON that means nothing where somebody takes it for HTML."""
     text = orjson.dumps(value).decode()
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _log_end(record: RequestRecord) -> None:
-    # repr escapes control characters, so what a client sends cannot forge a line.
-    log.info(
-        "%s request=%r client=%r route=%s model=%r reason=%s prompt_tokens=%d cached_tokens=%d "
-        "generated_tokens=%d queue_ms=%.0f restore_ms=%.0f prefill_ms=%.0f decode_ms=%.0f "
-        "ttft_ms=%s total_ms=%.0f reuse_ended=%s reuse_token=%d%s",
-        record.state,
-        record.id[:LOGGED_CHARACTERS_MAX],
-        record.client[:LOGGED_CHARACTERS_MAX],
-        record.route,
-        record.model[:LOGGED_CHARACTERS_MAX],
-        record.finish_reason or "error",
-        record.prompt_tokens,
-        record.cached_tokens,
-        record.generated_tokens,
-        record.queue_ms,
-        record.restore_ms,
-        record.prefill_ms,
-        record.decode_ms,
-        "none" if record.ttft_ms is None else f"{record.ttft_ms:.0f}",
-        record.total_ms,
-        record.reuse_reason,
-        record.reuse_token,
-        "" if record.error is None else f" error={record.error[:LOGGED_CHARACTERS_MAX]!r}",
-    )

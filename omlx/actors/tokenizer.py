@@ -1,4 +1,4 @@
-"""Renders conversations in a thread of its own: a long prompt must not stop the event loop."""
+"""Renders and encodes in a thread of its own: a long prompt must not stop the event loop."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import assert_never
 
-from omlx.actors.messages import Render, Rendered, TokenizerMessage
+from omlx.actors.messages import Detokenize, Render, Rendered, Tokenize, TokenizerMessage
 from omlx.core.chat import Conversation, TemplateRefused
-from omlx.core.render import ChatTokenizer, render, system_tokens
+from omlx.core.render import ChatTokenizer, detokenize, render, system_tokens, tokenize
 from omlx.kernel.actor import Actor
 from omlx.kernel.message import Rejected
 
@@ -28,13 +28,23 @@ class Tokenizer(Actor):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
     async def receive(self, message: TokenizerMessage) -> object:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, self._work, message)
+        except TemplateRefused as refusal:
+            raise PromptRejected(str(refusal)) from None
+
+    def _work(self, message: TokenizerMessage) -> object:
         match message:
             case Render(conversation):
-                loop = asyncio.get_running_loop()
-                try:
-                    return await loop.run_in_executor(self._thread, self._render, conversation)
-                except TemplateRefused as refusal:
-                    raise PromptRejected(str(refusal)) from None
+                return self._render(conversation)
+            case Tokenize(text, add_special, parse_special):
+                ids = tokenize(
+                    self._tokenizer, text, add_special=add_special, parse_special=parse_special
+                )
+                return tuple(ids)
+            case Detokenize(tokens):
+                return detokenize(self._tokenizer, tokens)
         assert_never(message)
 
     def _render(self, conversation: Conversation) -> Rendered:

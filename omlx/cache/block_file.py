@@ -16,22 +16,24 @@
 
 A checkpoint's file has the same form and more metadata, see ``checkpoint_file``.
 
-A reader checks, in this order: the file's size against the header, the header's length against
-a cap, the structure, the identity (name, parent, tokens, namespace), each tensor's checksum.
-A file that fails any check is a miss with a reason, never an error. The checksum makes an fsync
-unnecessary: a file that a power cut left with zeros or half its bytes is one that is not read.
+A header has one spelling, ours: so no key occurs twice, and no number is there that we don't write.
+
+A reader checks, in this order: the header's length against a cap, the format, the spelling, the
+structure, the file's size against the header, the identity (name, parent, tokens, namespace), each
+tensor's checksum. A file that fails any check is a miss with a reason, never an error. The checksum
+makes an fsync unnecessary: a file that a power cut left with zeros or half its bytes is not read.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
-import json
+import math
 import struct
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 import xxhash
 
 from omlx.cache.blocks import BlockHash, PackedTokens, chain_hash
@@ -55,8 +57,23 @@ DTYPES = {
 _NAMES = {short: (name, size) for name, (short, size) in DTYPES.items()}
 
 
+_DIMENSIONS_MAX = 8
+_REASON_MAX = 200
+
+
 class Unreadable(Exception):
-    """Not a whole, intact block file of this format for this block."""
+    """Not a whole, intact block file of this format for this block.
+
+    The text is short and printable, whatever the file holds: it goes to the log.
+    """
+
+    def __init__(self, reason: str) -> None:
+        reason = reason if len(reason) <= _REASON_MAX else f"{reason[:_REASON_MAX]}..."
+        super().__init__(reason if reason.isprintable() else ascii(reason))
+
+
+class OtherFormat(Unreadable):
+    """A file of ours, but of another version of this format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +103,21 @@ class HostTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Outline:
+    """What a file says it is: enough to be listed, too little to be used."""
+
+    identity: Identity
+    carries: Place | None
+    """Of a block: the checkpoint that is embedded in its file."""
+    metadata: Mapping[str, str]
+    length: int
+    """Bytes before the first tensor."""
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
     identity: Identity
+    carries: Place | None
     tensors: tuple[tuple[str, str, tuple[int, ...], int, int], ...]
     """(name, dtype, shape, first byte, byte after the last), counted from the header's end."""
     checksums: Mapping[str, str]
@@ -115,7 +145,9 @@ def encode_header(
             "token_ids": base64.b64encode(identity.tokens).decode(),
             "block_size": str(block_size),
             "layer_kinds": layer_kinds,
-            "checksums": json.dumps({t.name: xxhash.xxh3_128_hexdigest(t.data) for t in tensors}),
+            "checksums": orjson.dumps(
+                {t.name: xxhash.xxh3_128_hexdigest(t.data) for t in tensors}
+            ).decode(),
             **(more or {}),
         }
     }
@@ -127,7 +159,7 @@ def encode_header(
             "data_offsets": [position, position + tensor.nbytes],
         }
         position += tensor.nbytes
-    text = json.dumps(entries, separators=(",", ":")).encode()
+    text = orjson.dumps(entries)
     text += b" " * (-len(text) % 8)  # the tensors start aligned
     return LENGTH.pack(len(text)) + text
 
@@ -138,6 +170,47 @@ def decode_header(start: bytes | memoryview, file_size: int) -> Header:
     ``start`` may be longer than the header; when it is shorter than the header says, the caller
     has read too little or the file is torn, and that is Unreadable too.
     """
+    text, entries = _parse(start)
+    try:
+        spelling = orjson.dumps(entries)
+    except TypeError:  # it is nested deeper than it could have been written
+        spelling = b""
+    if spelling != text.rstrip(b" "):
+        raise Unreadable("the header is damaged: it is not spelled as we spell it")
+    outline = _outline(entries.pop("__metadata__"), len(text))
+    try:
+        tensors = tuple(_entry(name, entry) for name, entry in entries.items())
+        checksums = orjson.loads(outline.metadata["checksums"])
+        if not isinstance(checksums, dict):
+            raise ValueError("the checksums are no table")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Unreadable(f"the header is damaged: {error!r}") from None
+    header = Header(
+        outline.identity, outline.carries, tensors, checksums, outline.metadata, outline.length
+    )
+    _check_layout(header, file_size)
+    return header
+
+
+def decode_outline(start: bytes | memoryview, file_size: int) -> Outline:
+    """Read from a file's first bytes who it is, and that none of it is missing.
+
+    Half the work of ``decode_header``, with its errors: of the tensors only the last one's end is
+    looked at. The others are checked when the file is read.
+    """
+    text, entries = _parse(start)
+    outline = _outline(entries.pop("__metadata__"), len(text))
+    try:
+        end = next(reversed(entries.values()))["data_offsets"][1] if entries else 0
+    except (KeyError, TypeError, IndexError) as error:
+        raise Unreadable(f"the header is damaged: {error!r}") from None
+    if type(end) is not int or outline.length + end != file_size:
+        raise Unreadable(f"the file has {file_size} bytes, its header says otherwise")
+    return outline
+
+
+def _parse(start: bytes | memoryview) -> tuple[bytes, dict[str, Any]]:
+    """The header's text, and what it says; its format is ours."""
     if len(start) < LENGTH.size:
         raise Unreadable(f"{len(start)} bytes are too few for a header")
     (length,) = LENGTH.unpack_from(start)
@@ -145,11 +218,21 @@ def decode_header(start: bytes | memoryview, file_size: int) -> Header:
         raise Unreadable(f"a header of {length} bytes, more than {HEADER_MAX}")
     if LENGTH.size + length > len(start):
         raise Unreadable(f"the file ends within its header of {length} bytes")
+    text = bytes(start[LENGTH.size : LENGTH.size + length])
     try:
-        entries = json.loads(bytes(start[LENGTH.size : LENGTH.size + length]))
-        metadata = entries.pop("__metadata__")
-        if metadata["format"] != FORMAT:
-            raise Unreadable(f"format {metadata['format']!r}, want {FORMAT!r}")
+        entries = orjson.loads(text)
+        form = entries["__metadata__"]["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unreadable(f"the header is damaged: {error!r}") from None
+    if form != FORMAT:
+        raise OtherFormat(f"format {form!r}, want {FORMAT!r}")
+    return text, entries
+
+
+def _outline(metadata: dict[str, str], length: int) -> Outline:
+    try:
+        if set(map(type, metadata.values())) != {str}:
+            raise ValueError("metadata that is no text")
         tokens = PackedTokens(base64.b64decode(metadata["token_ids"], validate=True))
         identity = Identity(
             metadata["namespace"],
@@ -158,16 +241,17 @@ def decode_header(start: bytes | memoryview, file_size: int) -> Header:
             tokens,
             Place[metadata["place"]] if "place" in metadata else None,
         )
-        tensors = tuple(_entry(name, entry) for name, entry in entries.items())
-        checksums = {str(k): str(v) for k, v in json.loads(metadata["checksums"]).items()}
-        count = int(metadata["token_count"])
-    except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
+        carries = Place[metadata["carries"]] if "carries" in metadata else None
+        count = metadata["token_count"]
+        if not len(identity.block_hash) == len(identity.parent) == 32:
+            raise ValueError("a name that is no digest")
+        if carries is not None and identity.place is not None:
+            raise ValueError("a checkpoint that carries one")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise Unreadable(f"the header is damaged: {error!r}") from None
-    if count * 4 != len(tokens):
-        raise Unreadable(f"{len(tokens) // 4} token ids, the header says {count}")
-    header = Header(identity, tensors, checksums, metadata, LENGTH.size + length)
-    _check_layout(header, file_size)
-    return header
+    if count != str(len(tokens) // 4) or len(tokens) % 4:
+        raise Unreadable(f"{len(tokens)} bytes of token ids, the header says {count} tokens")
+    return Outline(identity, carries, metadata, LENGTH.size + length)
 
 
 def decode(
@@ -186,7 +270,7 @@ def decode(
     found = {
         name: (dtype, shape)
         for name, dtype, shape, _, _ in header.tensors
-        if not ("carries" in header.metadata and name.startswith("gdn."))
+        if header.carries is None or not name.startswith("gdn.")
     }
     wanted = {name: (dtype, shape) for name, dtype, shape in tensors}
     if found.keys() != wanted.keys():
@@ -221,15 +305,13 @@ def read_tensors(header: Header, data: memoryview, names: Container[str]) -> dic
 
 def _entry(name: str, entry: Mapping[str, Any]) -> tuple[str, str, tuple[int, ...], int, int]:
     dtype, size = _NAMES[entry["dtype"]]
-    shape = tuple(int(n) for n in entry["shape"])
-    start, stop = (int(n) for n in entry["data_offsets"])
-    items = 1
-    for n in shape:
-        if n < 0:
-            raise ValueError(f"{name} has a negative dimension")
-        items *= n
-    if stop - start != items * size:
-        raise ValueError(f"{name} takes {stop - start} bytes, its shape needs {items * size}")
+    shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
+    if len(shape) > _DIMENSIONS_MAX or len(entry) != 3:
+        raise ValueError(f"{name} has more than a shape")
+    if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
+        raise ValueError(f"{name} has a size that is no count")
+    if stop - start != math.prod(shape) * size:
+        raise ValueError(f"{name} takes {stop - start} bytes, not those of its shape {shape}")
     return name, dtype, shape, start, stop
 
 

@@ -15,11 +15,11 @@ any of it is used: which states, their shapes and dtypes, codecs, scales, finite
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import orjson
 
 from omlx.cache import codecs
 from omlx.cache.block_file import (
@@ -36,6 +36,14 @@ from omlx.cache.hybrid_cache import StateSpec
 
 RAW = "raw"
 """For states that no codec applies to: convolution tails, in the model's own dtype."""
+
+
+STATE_PREFIX = "gdn."
+
+
+def is_state(tensor: HostTensor) -> bool:
+    """Whether a tensor of a block that carries a checkpoint belongs to the checkpoint."""
+    return tensor.name.startswith(STATE_PREFIX)
 
 
 def encode_states(
@@ -62,7 +70,7 @@ def encode_states(
         "carries" if identity.place is None else "place": place.name,
         "position": str(num_tokens(identity.tokens)),
         "codec": codec,
-        "states": json.dumps(states),
+        "states": orjson.dumps(states).decode(),
     }
     return stored, more
 
@@ -90,7 +98,7 @@ def decode_embedded(
         expected.tokens,
     )
     header = read_header(block, data)
-    names = {name for name, *_ in header.tensors if name.startswith("gdn.")}
+    names = {name for name, *_ in header.tensors if name.startswith(STATE_PREFIX)}
     return _decode_all(header, read_tensors(header, data, names), specs)
 
 
@@ -98,7 +106,7 @@ def _decode_all(
     header: Header, tensors: dict[str, HostTensor], specs: Sequence[StateSpec]
 ) -> tuple[HostTensor, ...]:
     try:
-        states = json.loads(header.metadata["states"])
+        states = orjson.loads(header.metadata["states"])
         names = {spec.name for spec in specs}
         if not isinstance(states, dict) or states.keys() != names:
             raise Unreadable(f"holds other states than the model's {len(names)}")

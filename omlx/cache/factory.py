@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from omlx.cache.cold_tier import WritePolicy
 from omlx.cache.hybrid_cache import ModelCacheConfig
 from omlx.cache.prefix_cache import BlockAwarePrefixCache
 
@@ -21,6 +22,9 @@ class CacheSizes:
     max_blocks: int = 1 << 20
     checkpoint_interval: int = 2048
     gdn_pending_limit_bytes: int = 512_000_000
+    ssd_floor_bytes: int = 0
+    """Free space of the volume that is not written into."""
+    ssd_write_policy: WritePolicy = WritePolicy.BEHIND
 
 
 def namespace_of(fingerprint: str, config: ModelCacheConfig, block_size: int) -> str:
@@ -48,4 +52,5 @@ class CacheFactory:
             checkpoint_bytes=config.checkpoint_bytes,
             initial_blocks=sizes.initial_blocks,
             max_blocks=sizes.max_blocks,
+            write_policy=sizes.ssd_write_policy,
         )

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -102,7 +103,7 @@ class ModelCacheConfig:
                 return f"layer {index} {layer.why_not}"
         return None if self.layers else "the model has no layers that keep anything"
 
-    @property
+    @cached_property
     def groups(self) -> tuple[LayerGroup, ...]:
         by_config: dict[LayerConfig, list[int]] = {}
         for index, layer in enumerate(self.layers):

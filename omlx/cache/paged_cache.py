@@ -7,7 +7,7 @@ only says which ids are to be dropped (``take_dropped``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from omlx.cache.blocks import BlockHash, BlockId, BlockTable, CacheBlock, CopyBlock
 from omlx.cache.eviction import EvictionOrder, LruOrder
@@ -66,6 +66,10 @@ class PagedCacheManager:
 
     def get(self, block_hash: BlockHash) -> BlockId | None:
         return self._by_hash.get(block_hash)
+
+    def num_holders(self, block_hash: BlockHash) -> int:
+        block_id = self._by_hash.get(block_hash)
+        return 0 if block_id is None else self._blocks[block_id].ref_count
 
     def allocate_block(self, nbytes: int, protect: BlockHash | None = None) -> BlockId | None:
         """Take a block for a payload of ``nbytes``; it is held once and has no hash yet.
@@ -221,9 +225,9 @@ class PagedCacheManager:
         self.limit_bytes = limit_bytes
         self._shrink()
 
-    def clear(self) -> int:
-        """Forget every cached block; returns how many. Held ones stay."""
-        cached = list(self._order)
+    def clear(self, keep: Container[object] = ()) -> int:
+        """Forget every cached block; returns how many. Held ones stay, and those to ``keep``."""
+        cached = [block for block in self._order if block.block_hash not in keep]
         for block in cached:
             self._forget(block)
         return len(cached)

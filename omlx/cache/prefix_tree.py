@@ -4,8 +4,8 @@ A node's name is the chain hash of its tokens behind its parent. The children of
 sorted by their tokens, so the one that shares most with a prompt is a neighbour of where the
 prompt's own tokens would stand.
 
-    readable   in RAM, or in a file: a look-up can find it
-    pending    on its way to a file; readable only if it is in RAM too
+    readable   in RAM, in a file, or with the writer: a look-up can find it
+    pending    on its way to a file
 
 A checkpoint (a recurrent state) hangs under the same parent as the block that ends where it was
 taken, and names the tokens between: it fits a prompt that has exactly these.
@@ -51,13 +51,19 @@ class Node:
     hot: bool = False
     ssd: bool = False
     pending: bool = False
+    queued: bool = False
+    """Pending, and the writer can be asked for it. Of a checkpoint: its block is."""
     persist: bool = True
+    sighted: bool = True
+    """It was asked for twice, where only that is worth a file."""
     doomed: bool = False
     """Pending when the files were cleared: its own is removed as soon as it is there."""
+    used_at: float | None = None
+    """Unix seconds of its last use, to be shown; nothing is decided by it."""
 
     @property
     def readable(self) -> bool:
-        return self.hot or self.ssd
+        return self.hot or self.ssd or self.queued
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +156,11 @@ class PrefixTree:
             if common > most:
                 best, most = self.nodes[neighbour[1]], common
         return best, most
+
+    def children(self, parent: BlockHash) -> list[Node]:
+        """What can be found directly behind a node: blocks, then checkpoints."""
+        siblings = (*self._blocks.get(parent, ()), *self._checkpoints.get(parent, ()))
+        return [self.nodes[name] for _, name in siblings]
 
     def covers(self, parent: BlockHash, block_hash: BlockHash, tokens: PackedTokens) -> bool:
         """Whether a longer block beside this one starts with the same tokens."""

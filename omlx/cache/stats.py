@@ -18,6 +18,7 @@ class CacheStats:
     """Files removed to make room."""
     shared_blocks: int = 0
     ssd_written_bytes: int = 0
+    ssd_written_files: int = 0
     ssd_restored_bytes: int = 0
     pending_stops: int = 0
     """Chains that stopped being persisted because the writer had no room."""

@@ -44,6 +44,8 @@ class BlockRef:
     """The payload is to be read from its file."""
     place: Place | None = None
     """Of a checkpoint; None: a block."""
+    queued: bool = False
+    """Cold, and on its way to its file: the writer has it, or has just written it."""
 
     @property
     def num_tokens(self) -> int:
@@ -110,6 +112,26 @@ class StoreTicket:
     """Where to keep it in RAM; None: it goes to its file only."""
     write: bool
 
+    @property
+    def block_hash(self) -> BlockHash:
+        return self.wish.block_hash
+
+    @property
+    def parent(self) -> BlockHash:
+        return self.wish.parent
+
+    @property
+    def tokens(self) -> PackedTokens:
+        return self.wish.tokens
+
+    @property
+    def place(self) -> Place | None:
+        return self.wish.place
+
+    @property
+    def carries(self) -> Place | None:
+        return self.wish.carries
+
 
 @dataclass(frozen=True, slots=True)
 class WriteTicket:
@@ -120,3 +142,4 @@ class WriteTicket:
     parent: BlockHash
     tokens: PackedTokens
     place: Place | None = None
+    carries: Place | None = None

@@ -45,6 +45,8 @@ class Closed:
     restore_s: float
     leader: Uid
     index: int
+    stop: str | None = None
+    """The stop string that ended it."""
 
     @classmethod
     def of(cls, sequence: Sequence) -> Closed:
@@ -66,6 +68,7 @@ class Closed:
             sequence.restore_s,
             sequence.leader,
             sequence.index,
+            sequence.text.stopped,
         )
 
 

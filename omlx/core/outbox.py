@@ -18,6 +18,7 @@ class Outbox:
     releases: list[tuple[BlockId, ...]] = field(default_factory=list)
     lost: list[LostFile] = field(default_factory=list)
     touches: list[tuple[BlockHash, ...]] = field(default_factory=list)
+    given_up: int = 0
 
     def give_back(self, blocks: Sequence[BlockRef], *, stored: bool) -> None:
         """Release the hot ones; ``stored``: whether the cold ones were restored."""
@@ -34,7 +35,10 @@ class Outbox:
             self.touches.append(chain)
 
     def take(
-        self, look_ups: Iterable[LookUp], wishes: Iterable[tuple[Uid, int, StoreWish]]
+        self,
+        look_ups: Iterable[LookUp],
+        wishes: Iterable[tuple[Uid, int, StoreWish]],
+        ending: Iterable[tuple[Uid, tuple[BlockHash, ...]]] = (),
     ) -> SettleWork:
         """Everything that gathered, with these; nothing is left."""
         work = SettleWork(
@@ -46,7 +50,10 @@ class Outbox:
             tuple(self.touches),
             tuple(look_ups),
             tuple(wishes),
+            tuple(ending),
+            self.given_up,
         )
+        self.given_up = 0
         for gathered in (
             self.seals,
             self.promoted,

@@ -94,6 +94,10 @@ class SettleWork:
     look_ups: tuple[LookUp, ...] = ()
     wishes: tuple[tuple[Uid, int, StoreWish], ...] = ()
     """(sequence, position of the block's first token, wish)"""
+    ending: tuple[tuple[Uid, tuple[BlockHash, ...]], ...] = ()
+    """Sequences that would end, if these blocks had their files."""
+    given_up: int = 0
+    """Blocks that found no room to wait for their files in time."""
 
     def __bool__(self) -> bool:
         return any(
@@ -106,6 +110,8 @@ class SettleWork:
                 self.touches,
                 self.look_ups,
                 self.wishes,
+                self.ending,
+                self.given_up,
             )
         )
 
@@ -130,7 +136,13 @@ class Settled:
     writes: tuple[WriteTicket, ...] = ()
     drops: tuple[BlockId, ...] = ()
     flushing: bool = False
-    """Dirty blocks are left that can be written once there is room."""
+    """The writer has something to do."""
+    dirty: bool = False
+    """Blocks are left that are to be handed to it."""
+    refused: tuple[tuple[Uid, int], ...] = ()
+    """(sequence, position) of wishes that are to be repeated when there is room."""
+    unfiled: tuple[Uid, ...] = ()
+    """Of those that are ending: their blocks have no files yet."""
 
 
 # ── to the engine ────────────────────────────────────────────────────────────────────────────
@@ -146,6 +158,16 @@ class Restore:
     take: int
     block_id: BlockId | None
     payload: HostBlock | None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Restore a part of a prefix, ``tokens`` more; an Admit of the same row does the rest."""
+
+    uid: Uid
+    tokens: int
+    restores: tuple[Restore, ...]
+    """The whole prefix, as in the Admit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +205,8 @@ class StepPlan:
     stores: tuple[Store, ...] = ()
     writes: tuple[WriteTicket, ...] = ()
     removes: tuple[Uid, ...] = ()
+    """Rows that have ended, and those that were being loaded and will not be admitted."""
+    loads: tuple[Load, ...] = ()
     admits: tuple[Admit, ...] = ()
     prefills: tuple[Prefill, ...] = ()
     forks: tuple[Fork, ...] = ()

@@ -40,6 +40,8 @@ class ChatTokenizer(Protocol):
 
     def encode(self, text: str, /, **options: Any) -> list[int]: ...
 
+    def decode(self, token_ids: Any, /, **options: Any) -> Any: ...
+
 
 def render(tokenizer: ChatTokenizer, conversation: Conversation) -> tuple[str, list[int]]:
     """The prompt as text and as ids, generation prompt added. Raises TemplateRefused."""
@@ -48,9 +50,12 @@ def render(tokenizer: ChatTokenizer, conversation: Conversation) -> tuple[str, l
     spellings = [*sorted(control, key=len, reverse=True), _OPEN]
     options = json.loads(conversation.template_options or "{}")
     tools = json.loads(conversation.tools) if conversation.tools else None
+    template = getattr(tokenizer, "chat_template", None)
+    knows_calls = not isinstance(template, str) or "tool_calls" in template
+    messages = template_messages(conversation, calls_as_text=not knows_calls)
     try:
         text = tokenizer.apply_chat_template(
-            _masked(template_messages(conversation), spellings),
+            _masked(messages, spellings),
             tools=_masked(tools, spellings),
             add_generation_prompt=True,
             tokenize=False,
@@ -67,6 +72,24 @@ def render(tokenizer: ChatTokenizer, conversation: Conversation) -> tuple[str, l
             prompt.append(piece)
             ids += tokenizer.encode(piece, add_special_tokens=False, split_special_tokens=literal)
     return "".join(prompt), ids
+
+
+def tokenize(
+    tokenizer: ChatTokenizer, text: str, *, add_special: bool, parse_special: bool
+) -> list[int]:
+    """The ids of raw text.
+
+    ``add_special``: with what the tokenizer puts around a text. ``parse_special``: the spelling of
+    a control token is that token.
+    """
+    return tokenizer.encode(
+        text, add_special_tokens=add_special, split_special_tokens=not parse_special
+    )
+
+
+def detokenize(tokenizer: ChatTokenizer, tokens: Sequence[int]) -> str:
+    """The text of ids, control tokens spelled out."""
+    return tokenizer.decode(list(tokens), skip_special_tokens=False)
 
 
 def system_tokens(

@@ -14,17 +14,15 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 from omlx.cache.blocks import BlockId, PackedTokens
-from omlx.cache.tickets import BlockRef, Grant, Reason, ReuseEnded, WriteTicket
+from omlx.cache.tickets import BlockRef, WriteTicket
 from omlx.core.events import Closed, Delta, Event
 from omlx.core.limits import SchedulerLimits
 from omlx.core.outbox import Outbox
 from omlx.core.plan import (
     Fault,
-    Fork,
     HostBlock,
     LookUp,
     LostFile,
-    Prefill,
     Sampled,
     Seal,
     Settled,
@@ -36,6 +34,8 @@ from omlx.core.plan import (
     Uid,
     Written,
 )
+from omlx.core.prefills import followers, next_prefills
+from omlx.core.restores import Restores
 from omlx.core.sequence import Request, Sequence, State, Times
 from omlx.core.text import Detokenizer, TextStream
 
@@ -62,10 +62,11 @@ class Scheduler:
         self._running: OrderedDict[Uid, Sequence] = OrderedDict()
         """Sequences with a slot, in the order of their arrival."""
         self._outbox = Outbox()
+        self._ending: set[Uid] = set()
+        self._restores = Restores(limits, self._outbox)
         self._stores: list[Store] = []
         self._writes: list[WriteTicket] = []
         self._drops: list[BlockId] = []
-        self._to_read: list[tuple[Uid, tuple[BlockRef, ...]]] = []
         self._events: list[Event] = []
 
     # ── from clients ─────────────────────────────────────────────────────────────────────────
@@ -148,7 +149,13 @@ class Scheduler:
             if wanted:
                 self._outbox.touch(sequence.chain)  # what it extends is in use
             wishes += wanted
-        return self._outbox.take(look_ups, wishes)
+        ending = [
+            (sequence.uid, tuple(sequence.owed))
+            for sequence in self._running.values()
+            if limits.through and self._may_close(sequence) and not sequence.filed
+        ]
+        self._ending = {uid for uid, _ in ending}
+        return self._outbox.take(look_ups, wishes, ending)
 
     def settled(self, answer: Settled, now_s: float) -> None:
         self._drops += answer.drops
@@ -157,44 +164,69 @@ class Scheduler:
             self._running[store.uid].stores_left += 1
             self._stores.append(store)
         for uid, grant in answer.grants:
-            self._granted(self._running[uid], grant, now_s)
+            self._restores.granted(self._running[uid], grant, now_s)
+        for uid, start in answer.refused:
+            self._refused(self._running[uid], start, now_s)
+        for uid in self._ending.difference(answer.unfiled):
+            self._running[uid].filed = True
+
+    def _refused(self, sequence: Sequence, start: int, now_s: float) -> None:
+        limits, ended = self.limits, sequence.times.ended
+        patient = limits.through or ended is None or now_s - ended < limits.patience_s
+        if patient:
+            sequence.refused(start, limits.block_size)
+        else:
+            self._outbox.given_up += 1
+
+    @property
+    def waits_for_files(self) -> bool:
+        """Whether something has ended and only waits for the writer."""
+        return any(
+            s.state is State.CLOSING
+            and ((s.in_engine and not s.all_wished) or (self._may_close(s) and not s.filed))
+            for s in self._running.values()
+        )
+
+    # ── what is read from files ──────────────────────────────────────────────────────────────
 
     def take_reads(self) -> list[tuple[Uid, tuple[BlockRef, ...]]]:
         """Cold blocks to read, by sequence; each is answered by ``blocks_read``."""
-        reads, self._to_read = self._to_read, []
-        return reads
+        return self._restores.take_reads()
+
+    def take_stops(self) -> list[Uid]:
+        """Sequences whose read nobody needs any more; it is answered all the same."""
+        return self._restores.take_stops()
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Read, or being read, for requests that wait."""
+        return self._restores.ahead_bytes
+
+    def look_ahead(self) -> list[LookUp]:
+        """Whose cold blocks could be read while they wait; each is answered by ``read_ahead``."""
+        return self._restores.look_ahead(self._waiting)
+
+    def read_ahead(self, uid: Uid, cold: Items[tuple[BlockRef, int]]) -> None:
+        """The cold blocks that a look-up would grant now, in order, with their bytes in RAM."""
+        self._restores.read_ahead(uid, cold)
 
     def blocks_read(
-        self, uid: Uid, payloads: Items[HostBlock], lost: LostFile | None, now_s: float
+        self,
+        uid: Uid,
+        payloads: Items[HostBlock],
+        lost: LostFile | None,
+        now_s: float,
+        *,
+        stuck: bool = False,
     ) -> None:
-        """Payloads of the sequence's cold blocks, in order, up to the first that is ``lost``."""
-        if lost is not None:
-            self._outbox.lost.append(lost)
-        sequence = self._running[uid]
-        grant = sequence.grant
-        assert grant is not None, "only granted blocks are read"
-        cold = grant.cold
-        sequence.payloads = {
-            ref.block_hash: payload for ref, payload in zip(cold, payloads, strict=False)
-        }
-        if len(payloads) == len(cold) or sequence.state is State.CLOSING:
-            pass
-        elif grant.checkpoint is None:
-            reason = Reason.REJECTED_FILE if lost is not None else Reason.NO_BLOCK
-            unused = sequence.cut_grant(cold[len(payloads)], reason)
-            self._outbox.give_back(unused, stored=False)
-        else:
-            # Without one of its blocks a checkpoint is worth nothing: the next look-up finds the
-            # one before. A file that is only out of reach would be found again, so then none is.
-            self._give_back_grant(sequence)
-            if lost is not None:
-                sequence.look_again()
-                return
-            sequence.ended = ReuseEnded(Reason.NO_CHECKPOINT, 0)
-        if sequence.state is State.CLOSING:
-            self._give_back_grant(sequence)
-        else:
-            self._ready(sequence, now_s)
+        """Payloads of the blocks asked for, in order, up to the first that is ``lost``.
+
+        ``stuck``: the tier does not answer, so nothing more is asked of it.
+        """
+        sequence = self._running.get(uid)
+        if sequence is None:
+            sequence = next((s for s in self._waiting if s.uid == uid), None)
+        self._restores.was_read(uid, sequence, payloads, lost, now_s, stuck=stuck)
 
     # ── to and from the engine ───────────────────────────────────────────────────────────────
 
@@ -205,19 +237,21 @@ class Scheduler:
             for s in self._running.values()
             if s.state is State.CLOSING and s.in_engine and s.all_wished
         ]
-        admits = [s.admit() for s in self._running.values() if s.state is State.READY]
-        prefills, forks, starts = self._next_prefill()
-        decode = bool(starts) or any(s.state is State.DECODE for s in self._running.values())
+        removes += self._restores.take_unloads()
+        decoding = any(s.state is State.DECODE for s in self._running.values())
+        loads, admits = self._restores.next_rows(self._running.values(), decoding=decoding)
+        prefills, forks, starts = next_prefills(self._running, self.limits)
         plan = StepPlan(
             tuple(self._drops),
             tuple(self._stores),
             tuple(self._writes),
             tuple(removes),
+            tuple(loads),
             tuple(admits),
             tuple(prefills),
             tuple(forks),
             tuple(starts),
-            decode,
+            decoding or bool(starts),
         )
         if plan == StepPlan():
             return None
@@ -236,13 +270,17 @@ class Scheduler:
         self._outbox.written += result.written
         for store in plan.stores:
             self._running[store.uid].stores_left -= 1
+        for load in plan.loads:
+            if load.uid in self._running:
+                self._running[load.uid].times.restored = now_s  # so far
         for admit in plan.admits:
             sequence = self._running[admit.uid]
             sequence.in_engine = admit.uid not in faulty
             sequence.restore_s = result.restore_s
-            self._give_back_grant(sequence, stored=admit.uid not in faulty)
+            self._restores.give_back(sequence, stored=admit.uid not in faulty)
         for uid in plan.removes:
-            self._running[uid].in_engine = False
+            if uid in self._running:
+                self._running[uid].in_engine = False
         for prefill in plan.prefills:
             sequence = self._running[prefill.uid]
             if prefill.uid not in faulty:
@@ -274,57 +312,7 @@ class Scheduler:
                 sequence.state = State.LOOKING
             else:
                 sequence.times.looked_up = sequence.times.granted = now_s
-                self._ready(sequence, now_s)
-
-    def _granted(self, sequence: Sequence, grant: Grant, now_s: float) -> None:
-        sequence.grant, sequence.root = grant, grant.root
-        sequence.ended = grant.ended
-        sequence.times.granted = now_s
-        if sequence.state is State.CLOSING:
-            self._give_back_grant(sequence)
-        elif grant.cold:
-            sequence.state = State.RESTORING
-            self._to_read.append((sequence.uid, grant.cold))
-        else:
-            self._ready(sequence, now_s)
-
-    def _ready(self, sequence: Sequence, now_s: float) -> None:
-        sequence.times.restored = now_s
-        sequence.use_grant(self.limits.block_size, self.limits.checkpoint_interval)
-
-    def _give_back_grant(self, sequence: Sequence, *, stored: bool = False) -> None:
-        """The restore has ended: release what it held, and say whether it filled cold places."""
-        if sequence.grant is not None:
-            self._outbox.give_back(sequence.grant.refs, stored=stored)
-            self._outbox.touch(sequence.grant.chain)
-        sequence.grant, sequence.payloads = None, {}
-
-    def _next_prefill(self) -> tuple[list[Prefill], list[Fork], list[Uid]]:
-        """One chunk of the oldest unfinished prompt, and every row that then can decode."""
-        prefills: list[Prefill] = []
-        forks: list[Fork] = []
-        starts: list[Uid] = []
-        for sequence in self._running.values():
-            if sequence.state is not State.PREFILL:
-                continue
-            position = sequence.num_computed
-            if not prefills:
-                position = sequence.next_stop(self.limits.chunk_tokens)
-            computed_now = position > sequence.num_computed
-            if computed_now:
-                prefills.append(Prefill(sequence.uid, position))
-            done = position == sequence.last_prompt_position
-            if done and not (computed_now and self.limits.cut_before_decode):
-                starts.append(sequence.uid)
-        for leader in [self._running[uid] for uid in starts]:
-            forks += [follower.fork(leader) for follower in self._followers(leader)]
-        return prefills, forks, [*starts, *(fork.uid for fork in forks)]
-
-    def _followers(self, leader: Sequence) -> list[Sequence]:
-        """The other choices of its request that wait for its prompt."""
-        choices = range(leader.uid, leader.uid - leader.index + leader.request.n)
-        found = [self._running[Uid(uid)] for uid in choices if uid in self._running]
-        return [sequence for sequence in found if sequence.state is State.FORKING]
+                self._restores.ready(sequence, now_s)
 
     def _emit(self, sequence: Sequence, sampled: Sampled, now_s: float) -> None:
         sequence.emit(sampled.token, fed=self.limits.feeds_ahead)
@@ -359,9 +347,9 @@ class Scheduler:
         before, sequence.state = sequence.state, State.CLOSING
         sequence.finish_reason, sequence.error = finish_reason, error
         sequence.times.ended = now_s
-        if before is State.READY:
-            self._give_back_grant(sequence)
-        for follower in self._followers(sequence):
+        if before in (State.WAITING, State.LOOKING, State.RESTORING, State.READY):
+            self._restores.leave(sequence)
+        for follower in followers(sequence, self._running):
             self._end(follower, now_s, finish_reason=finish_reason, error=error)
 
     def close_ended(self, now_s: float) -> None:
@@ -370,16 +358,18 @@ class Scheduler:
         Called after each settle; harmless at any time.
         """
         for sequence in list(self._running.values()):
-            waits = (
-                sequence.in_engine
-                or sequence.stores_left
-                or sequence.grant is not None
-                or (sequence.times.looked_up is not None and sequence.times.granted is None)
-            )
-            if sequence.state is State.CLOSING and not waits and not self._outbox.seals:
+            filed = sequence.filed or not self.limits.through
+            if self._may_close(sequence) and filed and not self._outbox.seals:
                 del self._running[sequence.uid]
                 self._outbox.touch(sequence.chain)
                 self._events.append(Closed.of(sequence))
+
+    @staticmethod
+    def _may_close(sequence: Sequence) -> bool:
+        """Whether it has ended and holds nothing."""
+        looking = sequence.times.looked_up is not None and sequence.times.granted is None
+        waits = sequence.in_engine or sequence.stores_left or sequence.grant is not None
+        return sequence.state is State.CLOSING and not waits and not looking
 
     def _step_failed(self, plan: StepPlan, failed: StepFailed, now_s: float) -> None:
         """Every row is gone. Their requests end with the error; those still waiting do not."""
@@ -390,7 +380,8 @@ class Scheduler:
             self._running[store.uid].stores_left -= 1
         for admit in plan.admits:
             self._running[admit.uid].in_engine = True
-            self._give_back_grant(self._running[admit.uid])
+            self._restores.give_back(self._running[admit.uid])
+        self._restores.step_failed(self._running.values())
         for sequence in self._running.values():
             if sequence.in_engine:
                 self._fault(Fault(sequence.uid, failed.message), now_s)

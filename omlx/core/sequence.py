@@ -7,10 +7,10 @@ WAITING -> LOOKING -> (RESTORING ->) READY -> PREFILL -> DECODE -> CLOSING -> go
    |      |   |            |           |         |                   |
    +------+---+------------+-----------+---------+--- cancel, fault -+
 
-WAITING     no slot yet
+WAITING     no slot yet; its cold blocks may be read already
 LOOKING     the cache is asked for its prefix
 RESTORING   cold blocks of its prefix are being read
-READY       the engine makes a row of it in the next step
+READY       the engine makes a row of it in the next step, or in parts in the next ones
 FORKING     another choice of its request computes the prompt for it
 PREFILL     its prompt is computed, chunk by chunk, up to its last token
 DECODE      each step feeds its last token and samples the next
@@ -33,7 +33,7 @@ from omlx.cache.blocks import (
 )
 from omlx.cache.checkpoints import Place, cuts, next_cut
 from omlx.cache.tickets import BlockRef, Grant, Reason, ReuseEnded, StoreWish
-from omlx.core.plan import GREEDY, Admit, Fork, HostBlock, Restore, Sampling, Uid
+from omlx.core.plan import GREEDY, Admit, Fork, HostBlock, Load, Restore, Sampling, Uid
 from omlx.core.text import TextStream
 
 NOT_LOOKED_UP = ReuseEnded(Reason.DISABLED, 0)
@@ -67,6 +67,8 @@ class Request:
     model: str = ""
     client: str = ""
     route: str = ""
+    attribution_stripped: bool = False
+    """Whether a client's attribution was left out of the prompt."""
 
 
 @dataclass(slots=True)
@@ -109,8 +111,21 @@ class Sequence:
     tail_wished: bool = False
     all_wished: bool = False
     """It has ended, and everything it computed was asked to be stored."""
+    owed: list[BlockHash] = field(default_factory=list)
+    """Names of what it asked to be kept in files."""
+    filed: bool = False
+    """It has ended, and what it is owed has files."""
     grant: Grant | None = None
     payloads: dict[BlockHash, HostBlock] = field(default_factory=dict)
+    """What was read for it, and is not in the engine yet."""
+    reading: tuple[BlockRef, ...] = ()
+    """What is being read for it now."""
+    asked_ahead: bool = False
+    """Whether the cache was asked what to read while it waits for its slot."""
+    ahead_bytes: int = 0
+    """What is read while it waits."""
+    num_loaded: int = 0
+    """Tokens of its prefix that the engine has restored before it admits the row."""
     num_cached: int = 0
     cached_ram: int = 0
     cached_ssd: int = 0
@@ -201,13 +216,23 @@ class Sequence:
         self.state = State.LOOKING
         self.times.looked_up = self.times.granted = None
 
+    def num_to_load(self, *, hot_is_free: bool) -> int:
+        """Tokens of its prefix that the engine has yet to restore."""
+        blocks = self.grant.blocks if self.grant else ()
+        total = sum(ref.take for ref in blocks if ref.cold or not hot_is_free)
+        return max(0, total - self.num_loaded)
+
+    def load(self, num_tokens: int) -> Load:
+        """Restore a part of its prefix in the next step: still READY."""
+        self.num_loaded += num_tokens
+        return Load(self.uid, num_tokens, self._restores())
+
     def admit(self) -> Admit:
         """Make a row of it in the next step: PREFILL."""
         self.state = State.PREFILL
         grant = self.grant
-        restores = tuple(map(self._restore, grant.blocks)) if grant else ()
         state = self._restore(grant.checkpoint) if grant and grant.checkpoint else None
-        return Admit(self.uid, self.request.prompt, self.sampling, restores, state)
+        return Admit(self.uid, self.request.prompt, self.sampling, self._restores(), state)
 
     def fork(self, leader: Sequence) -> Fork:
         """Make a row of it in the next step, from the leader's, whose prompt is computed then."""
@@ -218,6 +243,9 @@ class Sequence:
         self.cached_ram, self.cached_ssd = leader.cached_ram, leader.cached_ssd
         self.tail_wished = True  # the leader's is the same
         return Fork(leader.uid, self.uid, self.sampling)
+
+    def _restores(self) -> tuple[Restore, ...]:
+        return tuple(map(self._restore, self.grant.blocks)) if self.grant else ()
 
     def _restore(self, ref: BlockRef) -> Restore:
         return Restore(ref.take, ref.block_id, self.payloads.get(ref.block_hash))
@@ -245,7 +273,13 @@ class Sequence:
             if self.embedded:
                 self._embed(wishes, block_size, place)
             wishes.append(self._checkpoint_wish(block_size, place))
+        self.owed += [wish.block_hash for _, wish in wishes if wish.persist]
         return wishes
+
+    def refused(self, start: int, block_size: int) -> None:
+        """The block that begins at ``start`` was not stored: ask again, and for what follows."""
+        del self.chain[start // block_size :]
+        self.all_wished = False
 
     def _embed(self, wishes: list[tuple[int, StoreWish]], block_size: int, place: Place) -> None:
         """Let the file of the block that ends here carry the checkpoint."""

@@ -46,6 +46,8 @@ class RequestRecord:
     reuse_reason: str
     reuse_token: int
     attribution_stripped: bool = False
+    stop: str | None = None
+    """The stop string that ended the first choice. The client's words: shown to it alone."""
 
     @property
     def computed_tokens(self) -> int:

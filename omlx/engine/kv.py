@@ -30,19 +30,19 @@ from omlx.cache.blocks import BlockId
 from omlx.cache.hybrid_cache import (
     DTYPE_BYTES,
     LayerConfig,
-    LayerGroup,
     LayerKind,
     ModelCacheConfig,
     StateSpec,
     TensorSpec,
 )
 from omlx.core.plan import HostBlock
+from omlx.engine.join import Block, join, on_device, on_host
 
 BlockArrays = tuple[mx.array, ...]
-"""A block's payload, evaluated, in the order of ``ModelCacheConfig.tensors``: (L, H, T, D) each."""
+"""A block's payload as MLX arrays, evaluated; see ``join.Block``."""
 
-ROOM = 256
-"""Batch caches grow by this many tokens; restored ones are made with room for the next ones."""
+WASTE_BYTES_MAX = 8192
+"""A block that was read keeps its whole file in memory; more than a header on top is too much."""
 
 
 class UnsupportedModel(Exception):
@@ -57,11 +57,15 @@ def leaves(caches: Sequence[Any]) -> list[Any]:
     return flat
 
 
-def probe(model: nn.Module) -> ModelCacheConfig:
-    """What each layer keeps, from the cache objects that the model makes and fills."""
+def probe(model: nn.Module, *, evaluate: bool = True) -> ModelCacheConfig:
+    """What each layer keeps, from the cache objects that the model makes and fills.
+
+    ``evaluate`` False: shapes and dtypes only, so no weight is read or computed with.
+    """
     caches = make_prompt_cache(model)
     model(mx.array([[0, 0]]), cache=caches)
-    mx.eval([c.state for c in leaves(caches)])
+    if evaluate:
+        mx.eval([c.state for c in leaves(caches)])
     return ModelCacheConfig(
         tuple(_probe_layer(index, cache) for index, cache in enumerate(leaves(caches)))
     )
@@ -164,11 +168,12 @@ class BlockStore:
     """The hot tier's payloads, by block id. The pool decides; this only keeps."""
 
     def __init__(self, config: ModelCacheConfig, *, host_copies: bool = False) -> None:
-        """``host_copies``: join blocks with NumPy; faster where arrays are in host memory."""
+        """``host_copies``: arrays are in host memory, so a block that was read is used where it is,
+        and blocks are joined with NumPy, which is faster there."""
         self._config = config
-        self._host_copies = host_copies
+        self.host_copies = host_copies
         self._groups = config.groups
-        self._blocks: dict[BlockId, BlockArrays] = {}
+        self._blocks: dict[BlockId, Block] = {}
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -177,10 +182,10 @@ class BlockStore:
     def nbytes(self) -> int:
         return sum(array.nbytes for arrays in self._blocks.values() for array in arrays)
 
-    def put(self, block_id: BlockId, arrays: BlockArrays) -> None:
+    def put(self, block_id: BlockId, arrays: Block) -> None:
         self._blocks[block_id] = arrays
 
-    def get(self, block_id: BlockId) -> BlockArrays:
+    def get(self, block_id: BlockId) -> Block:
         return self._blocks[block_id]
 
     def drop(self, block_ids: Iterable[BlockId]) -> None:
@@ -200,18 +205,16 @@ class BlockStore:
             arrays.append(_stacked([values for _, values in spans]))
         return tuple(arrays)
 
-    def restore(
-        self, caches: list[Any], blocks: Sequence[BlockArrays], takes: Sequence[int]
-    ) -> None:
+    def restore(self, caches: list[Any], blocks: Sequence[Block], takes: Sequence[int]) -> None:
         """Fill empty batch caches of one row with the first ``takes`` tokens of each block."""
-        caches, total = leaves(caches), sum(takes)
-        for number, group in enumerate(self._groups):
-            keys = [arrays[2 * number] for arrays in blocks]
-            values = [arrays[2 * number + 1] for arrays in blocks]
-            if group.window:
-                self._restore_rotating(caches, group, keys, values, takes, total)
-            else:
-                self._restore_kv(caches, group, keys, values, takes, total)
+        for _ in self.restore_in_parts(caches, blocks, takes):
+            pass
+
+    def restore_in_parts(
+        self, caches: list[Any], blocks: Sequence[Block], takes: Sequence[int]
+    ) -> Iterator[int]:
+        """As ``restore``, a part with each item: its bytes."""
+        return join(leaves(caches), self._groups, blocks, takes, on_host=self.host_copies)
 
     def cut_states(self, caches: Sequence[Any], row: int) -> BlockArrays:
         """A checkpoint: every state of a row as it is now, as compact copies."""
@@ -221,92 +224,12 @@ class BlockStore:
             mx.take(flat[layer].cache[place], mx.array([row]), axis=0)[0] for layer, place in places
         )
 
-    def restore_states(self, caches: Sequence[Any], arrays: BlockArrays) -> None:
+    def restore_states(self, caches: Sequence[Any], arrays: Block) -> None:
         """Put a checkpoint into the empty caches of one row. The checkpoint stays unchanged."""
         flat = leaves(caches)
         for spec, array in zip(self._config.states, arrays, strict=True):
             layer, place = _place(spec)
-            flat[layer].cache[place] = array[None]
-
-    def _restore_kv(
-        self,
-        caches: list[Any],
-        group: LayerGroup,
-        keys: list[mx.array],
-        values: list[mx.array],
-        takes: Sequence[int],
-        total: int,
-    ) -> None:
-        # Each layer gets a buffer of its own with room for what follows: the next update is
-        # then done in place, so the payload is copied once.
-        length = (total // ROOM + 1) * ROOM
-        joined_keys = self._join(keys, takes, length)
-        joined_values = self._join(values, takes, length)
-        for layer in group.layers:
-            cache = caches[layer]
-            cache.keys, cache.values = next(joined_keys), next(joined_values)
-            cache.offset = mx.array([total])
-            cache._idx = total
-
-    def _restore_rotating(
-        self,
-        caches: list[Any],
-        group: LayerGroup,
-        keys: list[mx.array],
-        values: list[mx.array],
-        takes: Sequence[int],
-        total: int,
-    ) -> None:
-        """The last ``window`` tokens in temporal order, and the true offset."""
-        kept = min(total, group.window)
-        joined_keys = self._join(keys, takes, total)
-        joined_values = self._join(values, takes, total)
-        for layer in group.layers:
-            cache = caches[layer]
-            cache.keys = mx.contiguous(next(joined_keys)[:, :, total - kept :])
-            cache.values = mx.contiguous(next(joined_values)[:, :, total - kept :])
-            cache.offset = mx.array([total])
-            cache._idx = cache._offset = kept
-
-    def _join(
-        self, arrays: Sequence[mx.array], takes: Sequence[int], length: int
-    ) -> Iterator[mx.array]:
-        """Layer by layer the first ``takes`` tokens of each block: (1, H, length, D)."""
-        if self._host_copies:
-            return _join_on_host(arrays, takes, length)
-        return _join_on_device(arrays, takes, length)
-
-
-def _join_on_device(
-    arrays: Sequence[mx.array], takes: Sequence[int], length: int
-) -> Iterator[mx.array]:
-    num_layers, heads, _, dim = arrays[0].shape
-    blank = mx.zeros((heads, length - sum(takes), dim), arrays[0].dtype)
-    for layer in range(num_layers):
-        parts = [array[layer, :, :take] for array, take in zip(arrays, takes, strict=True)]
-        yield mx.concatenate([*parts, blank], axis=1)[None]
-
-
-def _join_on_host(
-    arrays: Sequence[mx.array], takes: Sequence[int], length: int
-) -> Iterator[mx.array]:
-    """The same by NumPy, which copies whole runs; MLX's CPU backend copies item by item.
-
-    Measured for 1,500 tokens of SmolLM2 in float32: 17 ms against 50 ms, a plain copy 12 ms.
-    """
-    num_layers, heads, _, dim = arrays[0].shape
-    narrow = arrays[0].dtype == mx.bfloat16  # NumPy has no such type; its bits are copied
-    views = [array.view(mx.uint16) if narrow else array for array in arrays]
-    mx.eval(views)
-    sources = [np.asarray(view) for view in views]
-    joined = np.zeros((1, heads, length, dim), sources[0].dtype)
-    for layer in range(num_layers):
-        position = 0
-        for source, take in zip(sources, takes, strict=True):
-            joined[0, :, position : position + take] = source[layer, :, :take]
-            position += take
-        whole = mx.array(joined)
-        yield whole.view(mx.bfloat16) if narrow else whole
+            flat[layer].cache[place] = on_device(array, spec.dtype)[None]
 
 
 def _stacked(slices: list[mx.array]) -> mx.array:
@@ -357,24 +280,31 @@ def all_finite(arrays: Iterable[mx.array]) -> mx.array:
     return mx.all(mx.stack([mx.all(mx.isfinite(array)) for array in arrays]))
 
 
-def to_host(specs: Sequence[TensorSpec | StateSpec], arrays: BlockArrays) -> HostBlock:
+def to_host(specs: Sequence[TensorSpec | StateSpec], arrays: Block) -> HostBlock:
     """Views of evaluated arrays' bytes; on shared-memory backends nothing is copied."""
-    views = [array.view(mx.uint8) for array in arrays]
-    mx.eval(views)
     return tuple(
-        HostTensor(spec.name, spec.dtype, tuple(array.shape), memoryview(cast(Any, view)).cast("B"))
-        for spec, array, view in zip(specs, arrays, views, strict=True)
+        HostTensor(spec.name, spec.dtype, tuple(array.shape), on_host(array).data.cast("B"))
+        for spec, array in zip(specs, arrays, strict=True)
     )
+
+
+def views_of(block: HostBlock) -> Block:
+    """Arrays in host memory on the very bytes of a block that was read; see ``Array``.
+
+    A block whose file brought more along is copied, or the rest would stay in memory with it.
+    """
+    arrays: list[np.ndarray[Any, Any]] = []
+    whole = {id(t.data.obj): memoryview(t.data.obj).nbytes for t in block}
+    copied = sum(whole.values()) - sum(t.nbytes for t in block) > WASTE_BYTES_MAX
+    for tensor in block:
+        items = np.uint16 if tensor.dtype == "bfloat16" else np.dtype(tensor.dtype)
+        view = np.frombuffer(tensor.data, items).reshape(tensor.shape)
+        arrays.append(view.copy() if copied else view)
+    return tuple(arrays)
 
 
 def from_host(block: HostBlock) -> BlockArrays:
     """Arrays with the bytes of a block that was read; every dtype comes back byte for byte."""
-    arrays: list[mx.array] = []
-    for tensor in block:
-        if tensor.dtype == "bfloat16":
-            raw = np.frombuffer(tensor.data, np.uint16).reshape(tensor.shape)
-            arrays.append(mx.array(raw).view(mx.bfloat16))
-        else:
-            raw = np.frombuffer(tensor.data, tensor.dtype).reshape(tensor.shape)
-            arrays.append(mx.array(raw))
-    return tuple(arrays)
+    return tuple(
+        on_device(view, tensor.dtype) for view, tensor in zip(views_of(block), block, strict=True)
+    )

@@ -13,7 +13,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
 from omlx.cache.hybrid_cache import ModelCacheConfig
-from omlx.engine import gdn_chunked
+from omlx.engine import cpu_ops, gdn_chunked
 from omlx.engine.host_memory import keep_freed_memory
 from omlx.engine.kv import UnsupportedModel, fresh_caches, probe
 
@@ -58,6 +58,49 @@ def load(path: Path, float32_limit_bytes: int) -> LoadedModel:
     backend = backend_name()
     if backend == "cpu":
         keep_freed_memory()
+    model, config, notes = _open(path, float32_limit_bytes)
+    mx.eval(model.parameters())
+    model.eval()
+    tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
+    cache = _probe(model)
+    weight_bytes, weight_dtype = _weigh(model)
+    return LoadedModel(
+        model,
+        tokenizer,
+        cache,
+        max_context=_max_context(config),
+        vocab_size=int(_text_config(config).get("vocab_size") or len(tokenizer)),
+        weight_bytes=weight_bytes,
+        weight_dtype=weight_dtype,
+        backend=backend,
+        notes=notes,
+    )
+
+
+@dataclass(frozen=True)
+class ModelSketch:
+    """What can be known of a model without loading its weights."""
+
+    cache: ModelCacheConfig
+    max_context: int
+    weight_bytes: int
+    weight_dtype: str
+    notes: tuple[str, ...]
+
+
+def sketch(path: Path, float32_limit_bytes: int) -> ModelSketch:
+    """Open a model as ``load`` does and read no weights: arrays stay promises. Raises alike."""
+    model, config, notes = _open(path, float32_limit_bytes)
+    model.eval()
+    cache = _probe(model, evaluate=False)
+    return ModelSketch(cache, _max_context(config), *_weigh(model), notes)
+
+
+def _open(
+    path: Path, float32_limit_bytes: int
+) -> tuple[nn.Module, dict[str, Any], tuple[str, ...]]:
+    """The model in the form that it is computed in, not evaluated; its config; notes."""
+    backend = backend_name()
     if backend != "metal":
         gdn_chunked.install()  # mlx-lm's kernel is for Metal; elsewhere it loops over tokens
     model, config = load_model(path, lazy=True)
@@ -71,30 +114,33 @@ def load(path: Path, float32_limit_bytes: int) -> LoadedModel:
                 f"float32 weights would take {wanted / 1e9:.1f} GB, more than "
                 f"{float32_limit_bytes / 1e9:.1f} GB, so they stay as they are: slow on CPU"
             )
-    mx.eval(model.parameters())
-    model.eval()
-    tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
+        cpu_ops.install(model)
+    return model, config, tuple(notes)
+
+
+def _probe(model: nn.Module, *, evaluate: bool = True) -> ModelCacheConfig:
     try:
         fresh_caches(model)
-        cache = probe(model)
+        return probe(model, evaluate=evaluate)
     except UnsupportedModel:
         raise
     except Exception as error:
         raise UnsupportedModel(f"a first forward pass failed: {error!r}") from error
+
+
+def _weigh(model: nn.Module) -> tuple[int, str]:
+    """(bytes of all parameters, their dtypes)"""
     parameters = dict(tree_flatten(model.parameters()))
     dtypes = {str(array.dtype).removeprefix("mlx.core.") for array in parameters.values()}
-    text_config = config.get("text_config", config)
-    return LoadedModel(
-        model,
-        tokenizer,
-        cache,
-        max_context=int(text_config.get("max_position_embeddings") or 1 << 20),
-        vocab_size=int(text_config.get("vocab_size") or len(tokenizer)),
-        weight_bytes=sum(array.nbytes for array in parameters.values()),
-        weight_dtype="+".join(sorted(dtypes)),
-        backend=backend,
-        notes=tuple(notes),
-    )
+    return sum(array.nbytes for array in parameters.values()), "+".join(sorted(dtypes))
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    return config.get("text_config", config)
+
+
+def _max_context(config: dict[str, Any]) -> int:
+    return int(_text_config(config).get("max_position_embeddings") or 1 << 20)
 
 
 def _float32_bytes(model: nn.Module) -> int:

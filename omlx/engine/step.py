@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from omlx.cache.blocks import BlockId
 from omlx.cache.checkpoints import Place
 from omlx.cache.hybrid_cache import ModelCacheConfig
 from omlx.cache.tickets import StoreTicket, WriteTicket
@@ -23,6 +24,7 @@ from omlx.core.plan import (
     Fault,
     Fork,
     HostBlock,
+    Load,
     Prefill,
     Restore,
     Sampled,
@@ -36,6 +38,7 @@ from omlx.core.plan import (
     Written,
 )
 from omlx.engine.batch import DecodeBatch, Emitted
+from omlx.engine.join import Block
 from omlx.engine.kv import (
     BlockArrays,
     BlockStore,
@@ -47,6 +50,7 @@ from omlx.engine.kv import (
     numbers,
     order_windows,
     to_host,
+    views_of,
 )
 
 log = logging.getLogger(__name__)
@@ -61,6 +65,27 @@ class Row:
     caches: list[Any]
     position: int
     """Tokens in the caches."""
+
+
+@dataclass(slots=True)
+class Prefix:
+    """The restored part of a prompt on its way into a row."""
+
+    caches: list[Any]
+    position: int
+    """Tokens in the caches once all of it is done."""
+    parts: Iterator[int]
+    """Does the next part, and gives its bytes."""
+    kept: list[tuple[BlockId, Block]]
+    """Blocks that were read, to be kept in RAM as well."""
+
+    def restore(self, nbytes: int) -> None:
+        """Do at least as much as ``nbytes`` of what is left."""
+        while nbytes > 0:
+            done = next(self.parts, None)
+            if done is None:
+                return
+            nbytes -= done
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +121,19 @@ class Engine:
         self.config = config
         self.store = BlockStore(config, host_copies=not ahead)
         self._hook = hook
+        self._prefixes: dict[Uid, Prefix] = {}
+        """Of rows that are not admitted yet: what was restored of them so far."""
         self._rows: dict[Uid, Row] = {}
         self._batch = DecodeBatch(model, ahead)
 
     @property
     def num_rows(self) -> int:
-        return len(self._rows) + len(self._batch)
+        return len(self._prefixes) + len(self._rows) + len(self._batch)
 
     def reset(self) -> None:
         """Forget every row, after a step failed: a batch that raised can't be trusted."""
         self._rows.clear()
+        self._prefixes.clear()
         self._batch = DecodeBatch(self.model, self._batch.ahead)
         mx.clear_cache()
 
@@ -117,6 +145,8 @@ class Engine:
         exports += self._export_dirty(plan.writes)
         self._remove(plan.removes)
         started = time.perf_counter()
+        for load in plan.loads:
+            self._contain(faults, load.uid, lambda load=load: self._load(load))
         for admit in plan.admits:
             self._contain(faults, admit.uid, lambda admit=admit: self._admit(admit))
         restored = time.perf_counter()
@@ -142,7 +172,7 @@ class Engine:
                 tuple(seals),
                 tuple(Written(ticket, writing=True) for ticket in plan.writes),
                 tuple(faults),
-                restore_s=restored - started if plan.admits else 0.0,
+                restore_s=restored - started if plan.loads or plan.admits else 0.0,
                 prefill_s=prefilled - restored if plan.prefills else 0.0,
                 decode_s=time.perf_counter() - prefilled if plan.decode else 0.0,
                 prefilled_tokens=max(0, num_prefilled),
@@ -186,7 +216,7 @@ class Engine:
         return [self._export(w, w.place, self.store.get(w.block_id)) for w in writes]
 
     def _export(
-        self, ticket: StoreTicket | WriteTicket, place: Place | None, arrays: BlockArrays
+        self, ticket: StoreTicket | WriteTicket, place: Place | None, arrays: Block
     ) -> Export:
         specs = self.config.tensors if place is None else self.config.states
         return Export(ticket, to_host(specs, arrays))
@@ -206,32 +236,81 @@ class Engine:
         except Exception as error:
             log.exception("sequence %d failed", uid)
             self._rows.pop(uid, None)
+            self._prefixes.pop(uid, None)
             faults.append(Fault(uid, f"{type(error).__name__} in the engine"))
+
+    def _load(self, load: Load) -> None:
+        self._hook("restore", load.uid)
+        prefix = self._prefixes.get(load.uid)
+        if prefix is None:
+            prefix = self._prefixes[load.uid] = self._begin(load.restores)
+        prefix.restore(load.tokens * self.config.bytes_per_token)
 
     def _admit(self, admit: Admit) -> None:
         self._hook("restore", admit.uid)
-        caches = fresh_caches(self.model)
-        restored = [self._restored(restore) for restore in admit.restores]
-        takes = [restore.take for restore in admit.restores]
-        position = sum(takes)
-        if position:
-            self.store.restore(caches, restored, takes)
+        prefix = self._prefixes.pop(admit.uid, None) or self._begin(admit.restores)
+        for _ in prefix.parts:
+            pass
+        for block_id, arrays in prefix.kept:
+            self.store.put(block_id, arrays)
         if admit.state is not None:
-            self.store.restore_states(caches, self._restored(admit.state))
+            arrays = self._state_of(admit.state)
+            self.store.restore_states(prefix.caches, arrays)
+        position = prefix.position
         assert not self.config.is_recurrent or bool(position) == (admit.state is not None), (
             "blocks and state travel together, or not at all"
         )
         assert position < len(admit.prompt), "at least one prompt token is computed"
-        self._rows[admit.uid] = Row(admit.prompt, admit.sampling, caches, position)
+        self._rows[admit.uid] = Row(admit.prompt, admit.sampling, prefix.caches, position)
 
-    def _restored(self, restore: Restore) -> BlockArrays:
-        if restore.payload is None:
-            assert restore.block_id is not None, "a block comes from RAM or with its payload"
-            return self.store.get(restore.block_id)
-        arrays = from_host(restore.payload)
-        if restore.block_id is not None:
-            mx.eval(arrays)
-            self.store.put(restore.block_id, arrays)
+    def _begin(self, restores: tuple[Restore, ...]) -> Prefix:
+        caches = fresh_caches(self.model)
+        takes = [restore.take for restore in restores]
+        kept: list[tuple[BlockId, Block]] = []
+        return Prefix(caches, sum(takes), self._parts(caches, restores, takes, kept), kept)
+
+    def _parts(
+        self,
+        caches: list[Any],
+        restores: tuple[Restore, ...],
+        takes: list[int],
+        kept: list[tuple[BlockId, Block]],
+    ) -> Iterator[int]:
+        """A device first gets what was read, block by block; then the layers are joined.
+
+        In host memory what was read is used where it is. A block is held from the beginning, so it
+        does not matter when it leaves the RAM tier.
+        """
+        blocks = [self._source(restore) for restore in restores]
+        for index, restore in enumerate(restores):
+            if restore.payload is None:
+                continue
+            if not self.store.host_copies:
+                blocks[index] = arrays = from_host(restore.payload)
+                mx.eval(arrays)
+                yield sum(array.nbytes for array in arrays)
+            if restore.block_id is not None:
+                kept.append((restore.block_id, blocks[index]))
+        if restores:
+            joined = self.store.restore_in_parts(caches, blocks, takes)
+            # A device joins lazily, within the next pass.
+            yield from joined if self.store.host_copies else (0 for _ in joined)
+
+    def _source(self, restore: Restore) -> Block:
+        if restore.payload is not None:
+            return views_of(restore.payload)
+        assert restore.block_id is not None, "a block comes from RAM or with its payload"
+        return self.store.get(restore.block_id)
+
+    def _state_of(self, restore: Restore) -> Block:
+        """A checkpoint's arrays. No layer is joined, so it is done at once: it has a fixed size."""
+        arrays = self._source(restore)
+        if restore.payload is not None:
+            if not self.store.host_copies:
+                arrays = from_host(restore.payload)
+                mx.eval(arrays)
+            if restore.block_id is not None:
+                self.store.put(restore.block_id, arrays)
         return arrays
 
     def _prefill(self, prefill: Prefill) -> None:
@@ -260,6 +339,7 @@ class Engine:
     def _remove(self, uids: tuple[Uid, ...]) -> None:
         for uid in uids:
             self._rows.pop(uid, None)
+            self._prefixes.pop(uid, None)
         self._batch.leave(set(uids))
 
     def _decode(self) -> tuple[Sampled, ...]:

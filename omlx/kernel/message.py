@@ -30,6 +30,11 @@ class Stop(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Tick(Message):
+    """To self, as often as it was asked for with ``every``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fault(Message):
     """A bug in the actor's own work outside ``receive``: the actor ends with it."""
 

@@ -162,8 +162,8 @@ class Settings(BaseSettings):
     ssd_write_policy: WritePolicy = _setting(
         "behind",
         "live",
-        "When blocks go to the SSD: `behind` the answer, `selective` (only what was seen twice), "
-        "`through` (the engine waits).",
+        "What goes to the SSD, and when: `behind` the answer, `selective` (only what was asked "
+        "for twice), `through` (a request ends when its blocks are written).",
     )
     ssd_pending_max_size: SizeOrAuto = _setting(
         "auto",

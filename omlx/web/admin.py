@@ -14,7 +14,7 @@ from typing import TypeVar
 import jinja2
 from aiohttp import web
 
-from omlx.actors.messages import Feed, FindRequest, ReadHistory, RecentRequests, Snapshot
+from omlx.actors.stats_messages import Feed, FindRequest, ReadHistory, RecentRequests, Snapshot
 from omlx.core.usage_ledger import REQUESTS_KEPT, RESOLUTIONS
 from omlx.kernel.message import ActorGone, Ask, Rejected
 from omlx.kernel.stream import Stream

@@ -1,8 +1,12 @@
-"""Every error a client can get, in OpenAI's shape: always message, type, param and code."""
+"""Every error a client can get, in the shape of its dialect.
+
+OpenAI's has always message, type, param and code. Anthropic's type follows from the status.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -12,10 +16,25 @@ from aiohttp import web
 from omlx.actors.scheduler import GenerationFailed, TooManyRequests
 from omlx.actors.tokenizer import PromptRejected
 from omlx.kernel.message import ActorGone, MailboxFull
+from omlx.web.ids import request_id
 
 log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_ANTHROPIC_PATH = re.compile(r"(/v1)?/messages(/.*)?")
+_BOTH_PATH = re.compile(r"(/v1)?/models(/.*)?")
+
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""By status; of the others those from 500 on are api_error, the rest invalid_request_error."""
 
 
 class ApiError(Exception):
@@ -47,6 +66,39 @@ class ApiError(Exception):
                 "code": self.code,
             }
         }
+
+    def anthropic_body(self, request_id: str) -> dict[str, Any]:
+        rest = "api_error" if self.status >= 500 else "invalid_request_error"
+        kind = ANTHROPIC_TYPES.get(self.status, rest)
+        error = {"type": kind, "message": self.anthropic_message()}
+        return {"type": "error", "error": error, "request_id": request_id}
+
+    def anthropic_message(self) -> str:
+        return str(self)
+
+
+class ContextTooLong(ApiError):
+    """Clients of either dialect look for its words to shorten a conversation."""
+
+    def __init__(self, num_tokens: int, max_context: int, param: str) -> None:
+        super().__init__(
+            400,
+            f"This model's maximum context length is {max_context} tokens. However, your {param} "
+            f"takes {num_tokens} tokens, which leaves no room for an answer.",
+            param=param,
+            code="context_length_exceeded",
+        )
+        self._tokens, self._maximum = num_tokens, max_context - 1
+
+    def anthropic_message(self) -> str:
+        return f"prompt is too long: {self._tokens} tokens > {self._maximum} maximum"
+
+
+def is_anthropic(request: web.Request) -> bool:
+    """Whether the client speaks Anthropic's dialect. One path is asked by clients of both."""
+    if _BOTH_PATH.fullmatch(request.path):
+        return "anthropic-version" in request.headers
+    return _ANTHROPIC_PATH.fullmatch(request.path) is not None
 
 
 def invalid(message: str, param: str | None, code: str = "invalid_value") -> ApiError:
@@ -154,4 +206,7 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         raise
     except Exception as error:
         answer = from_exception(error)
-        return json_response(answer.body(), answer.status, answer.headers)
+        body = answer.body()
+        if is_anthropic(request):
+            body = answer.anthropic_body(request_id(request))
+        return json_response(body, answer.status, answer.headers)

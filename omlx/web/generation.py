@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
 
 from aiohttp import web
 
 from omlx.actors.messages import (
     Accepted,
     Cancel,
+    ChoiceEnded,
+    Ended,
     GenerationStream,
     Render,
-    RequestRejected,
+    Rendered,
     Submit,
+    TextDelta,
+    Tokenize,
 )
 from omlx.actors.scheduler import TooManyRequests
-from omlx.core.chat import ChatMessage, Conversation, ToolCall
-from omlx.core.plan import Sampling
+from omlx.actors.stats_messages import RequestRejected
+from omlx.actors.tokenizer import PromptRejected
+from omlx.core.chat import Conversation, GenerationRequest, without_attribution
 from omlx.core.sequence import Request
 from omlx.kernel.mailbox import Ref
 from omlx.kernel.message import MailboxFull
 from omlx.kernel.stream import Stream
 from omlx.web.edge import EDGE, Edge
-from omlx.web.errors import ApiError, loading, shutting_down
-from omlx.web.schema import (
-    ChatRequest,
-    choices_of,
-    logit_bias_of,
-    stops_of,
-    template_options_of,
-    text_of,
-)
+from omlx.web.errors import ApiError, ContextTooLong, invalid, loading, shutting_down
 
 STREAM_SLACK = 4
 """Items of a choice beyond one for each token: the end, and what was held back."""
 
 CLIENT_NAME_MAX = 120
+
+Item = TextDelta | ChoiceEnded | Ended
+"""What comes of a generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,19 @@ class Actors:
     scheduler: Ref[Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that can be submitted."""
+
+    request: Request
+    only_fills: bool = False
+    """max_tokens was 0: one token is sampled, because something must be, and not shown."""
+    raw: bool = False
+    """Its prompt is no conversation: the text goes on where the prompt ends."""
+    capped: bool = False
+    """The context leaves less room than was asked."""
+
+
 def actors_of(edge: Edge) -> Actors:
     """Raises ApiError, and counts a refusal, when ``check_ready`` does."""
     try:
@@ -57,6 +69,12 @@ def actors_of(edge: Edge) -> Actors:
     except ApiError:
         edge.stats.offer(RequestRejected())
         raise
+    return helpers_of(edge)
+
+
+def helpers_of(edge: Edge) -> Actors:
+    """For routes that generate nothing, so that a refusal of theirs counts nowhere."""
+    check_ready(edge)
     assert edge.tokenizer is not None, "a ready server has its actors"
     assert edge.scheduler is not None, "a ready server has its actors"
     return Actors(edge.tokenizer, edge.scheduler)
@@ -88,92 +106,135 @@ def served_model(edge: Edge, asked: str | None) -> str:
     )
 
 
-def conversation_of(request: ChatRequest) -> Conversation:
-    messages = tuple(
-        ChatMessage(
-            role=message.role,
-            content=text_of(message.content),
-            name=message.name,
-            tool_calls=tuple(
-                ToolCall(call.id, call.function.name, call.function.arguments)
-                for call in message.tool_calls or ()
-            ),
-            tool_call_id=message.tool_call_id,
-            reasoning=message.reasoning_content,
-        )
-        for message in request.messages
-    )
-    return Conversation(messages, None, template_options_of(request))
+def check_served(edge: Edge, model: str | None) -> None:
+    """Raises ApiError while nothing is served, and counts that; and for a model that is not."""
+    actors_of(edge)
+    served_model(edge, model)
 
 
-def sampling_of(request: ChatRequest, vocab_size: int) -> Sampling:
-    """Absent fields have OpenAI's defaults."""
-
-    def either(value: float | None, default: float) -> float:
-        return default if value is None else float(value)
-
-    return Sampling(
-        temperature=either(request.temperature, 1.0),
-        top_p=either(request.top_p, 1.0),
-        top_k=min(request.top_k or 0, vocab_size - 1),
-        min_p=either(request.min_p, 0.0),
-        repetition_penalty=either(request.repetition_penalty, 1.0),
-        presence_penalty=either(request.presence_penalty, 0.0),
-        frequency_penalty=either(request.frequency_penalty, 0.0),
-        logit_bias=logit_bias_of(request, vocab_size),
-        seed=request.seed,
-        top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-    )
+def shown_conversation(edge: Edge, conversation: Conversation) -> Conversation:
+    """What of a conversation reaches the prompt."""
+    if edge.loaded.settings.strip_attribution:
+        return without_attribution(conversation)
+    return conversation
 
 
-async def prepare(request: web.Request, chat: ChatRequest, actors: Actors) -> Request:
-    """Render the prompt and settle every number. Raises ApiError, before anything is queued."""
+async def render(edge: Edge, actors: Actors, asked: GenerationRequest) -> tuple[Rendered, bool]:
+    """The prompt's tokens, and whether an attribution was left out. Raises ApiError."""
+    match asked.prompt:
+        case str():
+            tokens = await actors.tokenizer.ask(
+                Tokenize(asked.prompt, add_special=True, parse_special=True)
+            )
+            return Rendered(asked.prompt, tokens), False
+        case tuple():
+            return Rendered("", asked.prompt), False
+    conversation = shown_conversation(edge, asked.prompt)
+    try:
+        rendered = await actors.tokenizer.ask(Render(conversation))
+    except PromptRejected as refused:
+        _not_rendered(refused, asked.field)
+    return rendered, conversation is not asked.prompt
+
+
+def _not_rendered(refused: PromptRejected, field: str) -> NoReturn:
+    raise invalid(f"The {field} can't be rendered: {refused}.", field) from None
+
+
+async def prepare(request: web.Request, asked: GenerationRequest, name: str) -> Prepared:
+    """Render the prompt and settle every number. Raises ApiError, before anything is queued.
+
+    ``name``: the request's id.
+    """
     edge = request.app[EDGE]
-    settings = edge.loaded.settings
-    sampling = sampling_of(chat, edge.vocab_size)
-    choices = choices_of(chat, settings.max_concurrent_requests)
-    rendered = await actors.tokenizer.ask(Render(conversation_of(chat)))
+    rendered, stripped = await render(edge, actors_of(edge), asked)
     if not rendered.tokens:
-        raise ApiError(400, "The messages render to an empty prompt.", param="messages")
+        raise invalid(f"The {asked.field} gives an empty prompt.", asked.field)
     context = edge.max_context
-    if len(rendered.tokens) >= context:
-        raise ApiError(
-            400,
-            f"This model's maximum context length is {context} tokens. However, your messages "
-            f"take {len(rendered.tokens)} tokens, which leaves no room for an answer.",
-            param="messages",
-            code="context_length_exceeded",
-        )
-    asked = chat.tokens_asked
-    wanted = settings.default_max_tokens if asked is None else max(1, asked)
-    return Request(
-        request_id=f"chatcmpl-{secrets.token_hex(12)}",
-        prompt=rendered.tokens,
-        max_tokens=min(wanted, context - len(rendered.tokens)),
-        sampling=sampling,
-        stops=stops_of(chat),
-        salt=chat.cache_salt or "",
-        num_system=rendered.num_system,
-        n=choices,
-        model=edge.model.id,
-        client=request.headers.get("User-Agent", "")[:CLIENT_NAME_MAX],
-        route=request.path,
+    room = context - len(rendered.tokens)
+    if room <= 0:
+        raise ContextTooLong(len(rendered.tokens), context, asked.field)
+    wanted = asked.max_tokens
+    if wanted is None:
+        wanted = edge.loaded.settings.default_max_tokens
+    return Prepared(
+        Request(
+            request_id=name,
+            prompt=rendered.tokens,
+            max_tokens=min(max(1, wanted), room),
+            sampling=asked.sampling,
+            stops=asked.stops,
+            salt=asked.salt,
+            num_system=rendered.num_system,
+            n=asked.n,
+            model=edge.model.id,
+            client=request.headers.get("User-Agent", "")[:CLIENT_NAME_MAX],
+            route=request.path,
+            attribution_stripped=stripped,
+        ),
+        only_fills=asked.max_tokens == 0,
+        raw=not isinstance(asked.prompt, Conversation),
+        capped=wanted > room,
     )
 
 
 @asynccontextmanager
-async def running(edge: Edge, actors: Actors, request: Request) -> AsyncIterator[GenerationStream]:
+async def running(
+    edge: Edge, actors: Actors, prepared: Prepared
+) -> AsyncIterator[AsyncIterator[Item]]:
     """Submit a request; leaving the block, for whatever reason, ends its generation."""
+    request = prepared.request
     stream: GenerationStream = Stream(request.n * (request.max_tokens + STREAM_SLACK))
     accepted: Accepted | None = None
     try:
         # Left before the answer, as when the client goes, the stream says so to the scheduler.
         async with stream:
             accepted = await actors.scheduler.ask(Submit(request, stream))
-            yield stream
+            if prepared.only_fills:
+                yield _ends_of(stream)
+            elif prepared.raw:
+                yield _with_first_space(stream, edge.decode_token)
+            else:
+                yield stream
     except (TooManyRequests, MailboxFull):
         edge.stats.offer(RequestRejected())
         raise
     finally:
         if stream.cancelled and accepted is not None:
             actors.scheduler.offer(Cancel(accepted.uid))
+
+
+async def _ends_of(stream: GenerationStream) -> AsyncIterator[Item]:
+    """The stream of a request that only fills the cache: nothing was said, nothing is counted."""
+    async for item in stream:
+        match item:
+            case ChoiceEnded():
+                yield replace(item, text="", finish_reason="length")
+            case Ended():
+                record = replace(item.record, generated_tokens=0, stop=None)
+                yield replace(item, text="", finish_reason="length", record=record)
+
+
+async def _with_first_space(
+    stream: GenerationStream, decode: Callable[[int], str]
+) -> AsyncIterator[Item]:
+    """The stream with the space that detokenizers leave out where a text begins.
+
+    An answer may do without it. What continues a text needs it, or two words become one.
+    """
+    begun: dict[int, str] = {}  # by choice, the text of its tokens while none is shown
+    shown: set[int] = set()
+    async for item in stream:
+        if item.index not in shown:
+            tokens = item.sampled if isinstance(item, TextDelta) else ()
+            text = begun.get(item.index, "") + "".join(decode(one.token) for one in tokens)
+            begun[item.index] = text
+            if item.text:
+                shown.add(item.index)
+                if _leading_spaces(text) - _leading_spaces(item.text) == 1:
+                    item = replace(item, text=" " + item.text)
+        yield item
+
+
+def _leading_spaces(text: str) -> int:
+    return len(text) - len(text.lstrip(" "))

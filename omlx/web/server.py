@@ -9,14 +9,22 @@ import orjson
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from omlx.actors.messages import Snapshot
+from omlx.actors.stats_messages import Snapshot
 from omlx.kernel.message import ActorGone, MailboxFull
 from omlx.web.admin import add_admin
+from omlx.web.admin_cache import add_admin_cache
 from omlx.web.auth import host_middleware, key_middleware, origin_middleware
+from omlx.web.chat_completions import add_chat_completions
+from omlx.web.completions import add_completions
+from omlx.web.cors import add_cors_headers, cors_middleware
 from omlx.web.edge import EDGE, Edge
 from omlx.web.errors import error_middleware, json_response
+from omlx.web.ids import add_id_headers
 from omlx.web.login import add_login
-from omlx.web.openai import add_openai
+from omlx.web.messages import add_messages
+from omlx.web.model_list import add_models
+from omlx.web.prompts import add_prompts
+from omlx.web.responses import add_responses
 
 STALLED_S = 30.0
 """Work is pending and the engine has made no step for so long: not healthy."""
@@ -29,12 +37,26 @@ def make_app(edge: Edge) -> web.Application:
     limit = edge.loaded.settings.body_max_size.resolve(0)
     app = web.Application(
         client_max_size=limit,
-        middlewares=[error_middleware, host_middleware, key_middleware, origin_middleware],
+        middlewares=[
+            error_middleware,
+            host_middleware,
+            cors_middleware,
+            key_middleware,
+            origin_middleware,
+        ],
     )
     app[EDGE] = edge
     app.router.add_get("/health", health)
-    add_openai(app)
+    app.on_response_prepare.append(add_id_headers)
+    app.on_response_prepare.append(add_cors_headers)
+    add_models(app)
+    add_chat_completions(app)
+    add_completions(app)
+    add_messages(app)
+    add_responses(app)
+    add_prompts(app)
     add_admin(app)
+    add_admin_cache(app)
     add_login(app)
     return app
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, TypeVar
 
 import orjson
@@ -30,8 +30,13 @@ async def open_stream(request: web.Request, **headers: str) -> web.StreamRespons
 
 
 def data(value: Any) -> bytes:
-    """One frame without an event name, OpenAI's dialect."""
+    """One frame without an event name, as OpenAI's completions are streamed."""
     return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def event(name: str, value: Any) -> bytes:
+    """One frame with its name: the clients of other streams pass over those without."""
+    return b"event: " + name.encode() + b"\n" + data(value)
 
 
 DONE = b"data: [DONE]\n\n"
@@ -40,7 +45,7 @@ COMMENT = b": working\n\n"
 
 async def with_heartbeat(
     items: AsyncIterator[T], every_s: float = HEARTBEAT_S
-) -> AsyncIterator[T | None]:
+) -> AsyncGenerator[T | None, None]:
     """The items, and None each time nothing came for ``every_s`` seconds."""
     pending: asyncio.Task[T] | None = None
     try:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from omlx.actors.feed import READERS_MAX
-from omlx.actors.messages import (
+from omlx.actors.stats import Stats, to_json
+from omlx.actors.stats_messages import (
     CacheReport,
     EngineReport,
     Feed,
@@ -24,7 +25,6 @@ from omlx.actors.messages import (
     RequestRejected,
     Snapshot,
 )
-from omlx.actors.stats import Stats, to_json
 from omlx.core.usage import CacheGauges, EngineGauges, GdnGauges, ModelFacts, Totals
 from omlx.kernel.mailbox import Ref
 from omlx.kernel.message import Message

@@ -13,7 +13,8 @@ from dataclasses import replace
 import pytest
 
 from omlx.actors.messages import ClearCache, IsScanned, ProbeCache
-from omlx.cache.blocks import pack_tokens
+from omlx.cache.blocks import BlockHash, pack_tokens
+from omlx.cache.cold_tier import WritePolicy
 from omlx.core.sequence import Request
 from tests.sim.fake_disk import FakeDisk
 from tests.sim.fake_engine import Mishaps, alone
@@ -258,7 +259,9 @@ def test_stopping_flushes_everything_that_is_dirty(seed: int, pending: int) -> N
             world.write_s = 5.0
             for prompt in prompts:
                 await world.ask(request(prompt, 1))
-            assert world.cache.num_dirty + world.cache.pending_bytes > 0, "it was not slow enough"
+            assert world.cache.files.num_dirty + world.cache.cold.pending_bytes > 0, (
+                "it was not slow enough"
+            )
 
     async def second_life() -> list[Answer]:
         async with World(seed, disk) as world:
@@ -278,9 +281,9 @@ def test_what_idles_is_written_without_being_asked() -> None:
         async with World(0, FakeDisk(), Sizes(pending=4)) as world:
             await world.ask(request(LONG * 3))
             await asyncio.sleep(5.0)
-            assert world.cache.num_dirty == 0
-            assert world.cache.pending_bytes == 0
-            assert len(world.disk.files) == len(world.cache.ledger) > 10
+            assert world.cache.files.num_dirty == 0
+            assert world.cache.cold.pending_bytes == 0
+            assert len(world.disk.files) == len(world.cache.cold.ledger) > 10
 
     simulate(main())
 
@@ -380,16 +383,16 @@ def test_a_writer_without_room_is_not_asked_again_in_every_step() -> None:
     """Each time costs a step and a copy, while a slow disk has not moved."""
 
     async def main() -> None:
-        async with World(0, FakeDisk(), writer_capacity=2) as world:
+        async with World(0, FakeDisk(), Sizes(pending=2)) as world:
             world.write_s = 10.0
             await world.ask(request(LONG * 4))
             steps = world.engine.steps
             await asyncio.sleep(60.0)
             assert world.engine.steps - steps < 130
-            assert world.cache.num_dirty > 0
+            assert world.cache.files.num_dirty > 0
             world.write_s = 0.01
             await world.quiet()
-            assert world.cache.num_dirty == 0
+            assert world.cache.files.num_dirty == 0
             world.check_at_rest()
             world.check_persisted()
 
@@ -406,7 +409,7 @@ def test_a_cleared_cache_is_empty_even_of_what_was_on_its_way() -> None:
             prompts = [tuple(int(bit) for bit in f"{n:05b}") * 4 for n in range(6)]
             for prompt in prompts:
                 await world.ask(request(prompt, 1))
-            assert world.cache.pending_bytes > 0, "the disk was not slow enough"
+            assert world.cache.cold.pending_bytes > 0, "the disk was not slow enough"
 
             cleared = await world.refs["paged_cache"].ask(ClearCache(hot=True, ssd=True))
             assert cleared.kept_in_use == 0
@@ -473,3 +476,148 @@ def test_a_directory_that_could_not_be_listed_is_listed_later() -> None:
 
     simulate(first_life())
     simulate(second_life())
+
+
+# ── who waits for the disk ───────────────────────────────────────────────────────────────────
+
+
+def test_without_a_ram_tier_an_answer_waits_a_little_for_the_writer() -> None:
+    """B67: or two identical prompts back to back would both be computed."""
+
+    async def main() -> None:
+        async with World(0, FakeDisk(), Sizes(hot=0, pending=1)) as world:
+            world.write_s = 0.1
+            await world.ask(request(LONG, 1))
+            again = await world.ask(request(LONG, 1))
+            assert again.record is not None
+            assert again.record.cached_tokens == len(LONG) - 1
+            assert world.cache.stats.pending_stops == 0
+
+    simulate(main())
+
+
+def test_it_does_not_wait_longer_than_two_seconds() -> None:
+    async def main() -> None:
+        async with World(0, FakeDisk(), Sizes(hot=0, pending=1)) as world:
+            world.write_s = 50.0
+            loop = asyncio.get_running_loop()
+            started = loop.time()
+            answer = await world.ask(request(LONG, 1))
+            assert answer.outcome == "ended"
+            assert 2.0 <= loop.time() - started < 3.0
+            await asyncio.sleep(2.0)
+            assert world.cache.stats.pending_stops > 0, "and it is counted"
+
+    simulate(main())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_through_means_that_what_was_answered_is_on_disk(seed: int) -> None:
+    """A kill right after the answer costs nothing."""
+    disk = FakeDisk()
+
+    async def first_life() -> None:
+        world = World(seed, disk, Sizes(pending=2, policy=WritePolicy.THROUGH), drain_s=0.0)
+        async with world:
+            world.write_s = 0.3
+            await world.ask(request(LONG, 1))
+            assert not world.cache.files.pending
+            assert world.cache.files.num_dirty == 0
+            kept.update(disk.files)
+
+    async def second_life() -> Answer:
+        disk.files = kept
+        async with World(seed, disk) as world:
+            return await world.ask(request(LONG, 1))
+
+    kept: dict[BlockHash, bytes] = {}
+    simulate(first_life())
+    answer = simulate(second_life())
+    assert answer.record is not None
+    assert answer.record.cached_tokens == len(LONG) - 1
+
+
+def test_through_does_not_wait_for_a_disk_that_takes_nothing() -> None:
+    async def main() -> None:
+        disk = FakeDisk(capacity_bytes=0)
+        async with World(0, disk, Sizes(policy=WritePolicy.THROUGH)) as world:
+            loop = asyncio.get_running_loop()
+            started = loop.time()
+            assert (await world.ask(request(LONG, 1))).outcome == "ended"
+            assert loop.time() - started < 5.0
+
+    simulate(main())
+
+
+def test_an_idle_server_writes_everything_within_five_seconds() -> None:
+    """B44: so that a later kill costs no more than that."""
+
+    async def main() -> None:
+        async with World(0, FakeDisk(), Sizes(pending=4)) as world:
+            for number in range(8):
+                await world.ask(request((number % 2, number // 2 % 2, number // 4) * 20, 1))
+            assert world.cache.files.num_dirty > 20
+            await asyncio.sleep(5.0)
+            assert world.cache.files.num_dirty == 0
+            assert world.cache.cold.pending_bytes == 0
+
+    simulate(main())
+
+
+# ── a disk that is silent ────────────────────────────────────────────────────────────────────
+
+
+def test_a_disk_that_does_not_answer_is_computed_around_and_reported() -> None:
+    """K7: the answer comes by the reader's deadline, and the files serve again afterwards."""
+
+    async def main() -> tuple[Answer, Answer, bool]:
+        async with World(0, FakeDisk(), Sizes(hot=0)) as world:
+            await world.ask(request(LONG))
+            await world.quiet()
+            files = set(world.disk.files)
+            world.read_s = 200.0
+            started_s = asyncio.get_running_loop().time()
+            hung = await world.ask(request(LONG))
+            assert hung.ended_s - started_s < 15.0
+            assert files <= set(world.disk.files), "no file was given up"
+            reported = not world.cache.cold.writable
+            world.read_s = 0.01
+            await world.quiet()
+            await world.quiet()
+            await world.quiet()
+            await world.quiet()
+            return hung, await world.ask(request(LONG)), reported
+
+    hung, again, reported = simulate(main())
+
+    for answer in (hung, again):
+        assert answer.outcome == "ended"
+        check_answer(answer)
+    assert hung.record is not None
+    assert again.record is not None
+    assert hung.record.cached_tokens == 0
+    assert again.record.cached_ssd == len(LONG) - 1
+    assert reported, "the tier does not work while it is silent"
+
+
+def test_who_waits_for_a_slot_has_its_files_read_meanwhile() -> None:
+    """With its slot it has its prefix at once, however slow the disk is."""
+
+    async def main() -> Answer:
+        async with World(0, FakeDisk(), Sizes(hot=0)) as world:
+            await world.ask(request(LONG))
+            await world.quiet()
+            world.step_s, world.read_s = 0.2, 3.0
+            lasting = [asyncio.create_task(world.ask(request(LASTING, 40))) for _ in range(3)]
+            await asyncio.sleep(1.0)
+            waited = await world.ask(request(LONG))
+            await asyncio.gather(*lasting)
+            return waited
+
+    waited = simulate(main())
+
+    check_answer(waited)
+    assert waited.record is not None
+    assert waited.record.queue_ms > 3_000, "there was no slot"
+    assert waited.record.cached_ssd == len(LONG) - 1
+    assert waited.record.restore_ms < 1_500, "it is some steps, and no file"

@@ -19,9 +19,11 @@ from omlx.cache.block_file import (
     HEADER_MAX,
     HostTensor,
     Identity,
+    OtherFormat,
     Unreadable,
     decode,
     decode_header,
+    decode_outline,
     encode_header,
 )
 from omlx.cache.blocks import chain_hash, pack_tokens, root_hash
@@ -62,7 +64,7 @@ def with_header(change: Any) -> bytes:
     """The file with its JSON changed by ``change``, and everything else as it would be then."""
     entries = json.loads(FILE[8 : 8 + LENGTH])
     change(entries)
-    text = json.dumps(entries).encode()
+    text = json.dumps(entries, separators=(",", ":")).encode()
     return struct.pack("<Q", len(text)) + text + FILE[8 + LENGTH :]
 
 
@@ -213,7 +215,7 @@ LIES: dict[str, tuple[Any, str]] = {
     "tokens are no base64": (set_entry("__metadata__", "token_ids", "?"), "header is damaged"),
     "a hash is no hex": (set_entry("__metadata__", "block_hash", "xy"), "header is damaged"),
     "count of tokens": (set_entry("__metadata__", "token_count", "4"), "says 4"),
-    "count is no number": (set_entry("__metadata__", "token_count", "3.5"), "header is damaged"),
+    "count is no number": (set_entry("__metadata__", "token_count", "3.5"), "says 3.5"),
     "checksums are no JSON": (set_entry("__metadata__", "checksums", "{"), "header is damaged"),
     "checksums are a list": (set_entry("__metadata__", "checksums", "[]"), "header is damaged"),
     "no checksums": (set_entry("__metadata__", "checksums", "{}"), "checksum"),
@@ -223,7 +225,21 @@ LIES: dict[str, tuple[Any, str]] = {
     "negative dimensions": (set_entry("kv0.keys", "shape", [-2, -1, 3, 4]), "header is damaged"),
     "a shape of another size": (set_entry("kv0.keys", "shape", [2**60]), "header is damaged"),
     "backwards": (set_entry("kv0.keys", "data_offsets", [48, 0]), "header is damaged"),
-    "before its place": (set_entry("kv0.keys", "data_offsets", [-48, 0]), "starts at -48"),
+    "before its place": (set_entry("kv0.keys", "data_offsets", [-48, 0]), "no count"),
+    "a negative end": (set_entry("kv0.values", "data_offsets", [48, -96]), "no count"),
+    "beyond any number": (set_entry("kv0.keys", "data_offsets", [0, 10**30]), "header is damaged"),
+    "a size with a fraction": (set_entry("kv0.keys", "shape", [2, 1, 3, 4.0]), "no count"),
+    "a size that is a truth": (set_entry("kv0.keys", "shape", [2, True, 3, 4]), "no count"),
+    "dimensions without end": (set_entry("kv0.keys", "shape", [2**62] * 9), "more than a shape"),
+    "a field that we don't write": (set_entry("kv0.keys", "x", 1), "more than a shape"),
+    "a name that is no digest": (set_entry("__metadata__", "parent_hash", "00"), "no digest"),
+    "metadata that is no text": (set_entry("__metadata__", "namespace", 1), "no text"),
+    "carries who knows what": (set_entry("__metadata__", "carries", "NOWHERE"), "NOWHERE"),
+    "lies who knows where": (set_entry("__metadata__", "place", "NOWHERE"), "NOWHERE"),
+    "a checkpoint that carries one": (
+        lambda e: e["__metadata__"].update(place="LAST", carries="LAST"),
+        "that carries one",
+    ),
     "a hole": (set_entry("kv0.values", "data_offsets", [56, 104]), "starts at 56"),
     "an overlap": (set_entry("kv0.values", "data_offsets", [40, 88]), "starts at 40"),
     "one tensor missing": (lambda e: e.pop("kv0.values"), "bytes, want"),
@@ -240,6 +256,71 @@ def test_a_header_that_lies_is_a_miss_that_says_why(lie: str) -> None:
 
     with pytest.raises(Unreadable, match=reason):
         read(with_header(change))
+
+
+def with_text(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text + FILE[8 + LENGTH :]
+
+
+TEXT = FILE[8 : 8 + LENGTH].rstrip(b" ")
+FORGED = {
+    "nested deeper than a stack": b"[" * 500_000,
+    "nested within a tensor": TEXT.replace(b"[2,1,3,4]", b"[" * 1000 + b"]" * 1000),
+    "nested within the checksums": TEXT.replace(
+        b'"checksums":"', b'"checksums":"' + b"[" * 100_000
+    ),
+    "no UTF-8": TEXT.replace(b"tiny", b"\xff\xfe\xfd\xfc"),
+    "half a surrogate pair": TEXT.replace(b"tiny", b"\\ud800"),
+    "a constant that is no JSON": TEXT.replace(b"[2,1,3,4]", b"[2,1,3,NaN]"),
+    "infinity": TEXT.replace(b"[2,1,3,4]", b"[2,1,3,Infinity]"),
+    "a key twice": TEXT.replace(b'"kv0.keys":{', b'"kv0.keys":{"dtype":"F32",'),
+    "a tensor twice": TEXT.replace(b'"kv0.keys":', b'"kv0.keys":1,"kv0.keys":'),
+    "a number of a thousand digits": TEXT.replace(b"[2,1,3,4]", b"[2,1,3," + b"4" * 1000 + b"]"),
+    "something behind it": TEXT + b"{}",
+    "nothing": b"",
+    "a number": b"3",
+}
+
+
+@pytest.mark.parametrize("forgery", FORGED)
+def test_a_forged_header_is_a_miss_and_nothing_worse(forgery: str) -> None:
+    text = FORGED[forgery]
+    assert text != TEXT
+
+    with pytest.raises(Unreadable) as caught:
+        read(with_text(text))
+
+    assert len(str(caught.value)) < 300
+
+
+def test_what_a_header_says_forges_no_line_of_the_log() -> None:
+    lie = set_entry("__metadata__", "format", "2\nERROR all is lost\x1b[2J" + "x" * 10_000)
+
+    with pytest.raises(Unreadable) as caught:
+        read(with_header(lie))
+
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("lie", ["another format", "tokens are no base64", "count of tokens"])
+def test_the_outline_tells_the_same_lies_apart(lie: str) -> None:
+    change, reason = LIES[lie]
+    file = with_header(change)
+
+    with pytest.raises(Unreadable, match=reason):
+        decode_outline(file, len(file))
+
+
+def test_the_outline_knows_whose_file_it_is_and_that_it_is_whole() -> None:
+    assert decode_outline(FILE[: 8 + LENGTH], len(FILE)).identity == IDENTITY
+    with pytest.raises(Unreadable, match="says otherwise"):
+        decode_outline(FILE[: 8 + LENGTH], len(FILE) - 1)
+
+
+def test_another_version_of_the_format_is_no_damage() -> None:
+    with pytest.raises(OtherFormat):
+        read(with_header(set_entry("__metadata__", "format", "4")))
 
 
 def test_only_the_lies_make_the_difference() -> None:

@@ -66,15 +66,15 @@ def test_the_factory_hands_on_every_limit() -> None:
 
     assert cache.namespace == "name"
     assert cache.block_size == 16
-    assert cache.bytes_per_token == CONFIG.bytes_per_token == 2 * 2 * (8 + 16) * 2
+    assert CONFIG.bytes_per_token == 2 * 2 * (8 + 16) * 2
     assert cache.pool.limit_bytes == 1000
-    assert cache.ledger.limit_bytes == 2000
-    assert cache.pending_limit_bytes == 300
+    assert cache.cold.ledger.limit_bytes == 2000
+    assert cache.cold.block_writes.limit_bytes == 300
     assert cache.pool.num_blocks == 3
-    assert cache.writable
+    assert cache.cold.writable
 
 
 def test_without_a_cold_tier_nothing_is_to_be_written() -> None:
     cache = CacheFactory.build("name", CONFIG, CacheSizes(16, 1000, 0, 300))
 
-    assert not cache.writable
+    assert not cache.cold.writable

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from omlx.cache.blocks import BlockHash
-from omlx.cache.paged_ssd_cache import PagedSSDCacheManager
+from omlx.cache.paged_ssd_cache import PagedSSDCacheManager, Victims
 
 UNIT = 10
 ROOT = BlockHash(b"r" * 32)
@@ -34,7 +34,7 @@ def chain_to(block: BlockHash) -> list[BlockHash]:
 
 def order_of_removal(ledger: PagedSSDCacheManager) -> list[BlockHash]:
     """Empties the ledger."""
-    return ledger.set_limit(0)
+    return ledger.set_limit(0).blocks
 
 
 class Ledger(RuleBasedStateMachine):
@@ -46,8 +46,20 @@ class Ledger(RuleBasedStateMachine):
         self.sizes: dict[BlockHash, int] = {}
         self.files: list[BlockHash] = []
         self.writes: list[int] = []
+        self.others: list[tuple[str, int]] = []
+        self.foreign_bytes = self.clock = 0
 
-    def discarded(self, gone: list[BlockHash]) -> None:
+    @property
+    def used(self) -> int:
+        others = sum(nbytes for _, nbytes in self.others)
+        return sum(self.sizes.values()) + others + self.foreign_bytes
+
+    def discarded(self, victims: Victims) -> None:
+        paths = [path for path, _ in self.others]
+        assert victims.paths == paths[: len(victims.paths)], "the oldest go first"
+        del self.others[: len(victims.paths)]
+        gone = victims.blocks
+        assert not gone or not self.others, "what the model can't use goes before what it can"
         assert gone == self.files[: len(gone)], "the oldest go first"
         for block in gone:
             del self.sizes[block]
@@ -78,6 +90,17 @@ class Ledger(RuleBasedStateMachine):
                 self.files.remove(used)
                 self.files.append(used)
 
+    @rule(nbytes=st.integers(1, UNIT))
+    def other(self, nbytes: int) -> None:
+        """A file of another model, used later than those before."""
+        self.clock += 1
+        self.ledger.others.add(str(self.clock), nbytes, float(self.clock), None, None)
+        self.others.append((str(self.clock), nbytes))
+
+    @rule(nbytes=st.integers(0, UNIT))
+    def foreign(self, nbytes: int) -> None:
+        self.ledger.foreign_bytes = self.foreign_bytes = nbytes
+
     @rule(nbytes=st.integers(1, 2 * UNIT), protect=names)
     def reserve(self, nbytes: int, protect: BlockHash) -> None:
         room = self.ledger.limit_bytes - sum(self.writes) - nbytes
@@ -87,15 +110,15 @@ class Ledger(RuleBasedStateMachine):
 
         if victims is None:
             at = before.index(protect) if protect in before else len(before)
-            left = sum(self.sizes[block] for block in before[at:])
+            left = sum(self.sizes[block] for block in before[at:]) + self.foreign_bytes
             assert left > room or nbytes > self.ledger.limit_bytes, "there was room"
         else:
-            assert protect not in victims
+            assert protect not in victims.blocks
             self.discarded(victims)
             self.writes.append(nbytes)
-            assert sum(self.sizes.values()) <= room
-            last = before[len(victims) - 1 : len(victims)]
-            assert not last or sum(self.sizes.values()) + UNIT > room, "no more than needed"
+            assert self.used <= room
+            some = victims.blocks or victims.paths
+            assert not some or self.used + UNIT > room, "no more than needed"
 
     @precondition(lambda self: self.writes)
     @rule()
@@ -107,12 +130,13 @@ class Ledger(RuleBasedStateMachine):
         victims = self.ledger.set_limit(limit * UNIT)
 
         self.discarded(victims)
-        assert sum(self.sizes.values()) <= limit * UNIT
+        assert self.used <= limit * UNIT or not (self.files or self.others)
 
     @invariant()
     def it_counts_every_byte(self) -> None:
         self.ledger.check()
         assert self.ledger.total_bytes == sum(self.sizes.values())
+        assert self.ledger.used_bytes == self.used
         assert self.ledger.reserved_bytes == sum(self.writes)
         assert len(self.ledger) == len(self.sizes)
         assert {block for block in TREE if block in self.ledger} == self.sizes.keys()
@@ -138,7 +162,9 @@ def test_what_was_used_longest_ago_goes_first() -> None:
 
     victims = []
     for number in (11, 12):
-        victims += ledger.reserve(UNIT, protect=ROOT) or []
+        made = ledger.reserve(UNIT, protect=ROOT)
+        assert made is not None
+        victims += made.blocks
         ledger.settle(UNIT)
         ledger.add(name(number), UNIT, ROOT)
 
@@ -197,7 +223,7 @@ def test_a_clock_that_was_wrong_makes_no_file_immortal() -> None:
 def test_the_parent_of_what_is_to_be_written_stays() -> None:
     ledger = full_ledger(2)
 
-    assert ledger.reserve(UNIT, protect=name(2)) == [name(1)]
+    assert ledger.reserve(UNIT, protect=name(2)) == Victims([name(1)], [])
     assert ledger.reserve(UNIT, protect=name(2)) is None
     assert name(2) in ledger
 
@@ -205,11 +231,11 @@ def test_the_parent_of_what_is_to_be_written_stays() -> None:
 def test_room_that_is_reserved_is_not_given_twice() -> None:
     ledger = PagedSSDCacheManager(2 * UNIT)
 
-    assert ledger.reserve(UNIT, protect=ROOT) == []
-    assert ledger.reserve(UNIT, protect=ROOT) == []
+    assert ledger.reserve(UNIT, protect=ROOT) == Victims([], [])
+    assert ledger.reserve(UNIT, protect=ROOT) == Victims([], [])
     assert ledger.reserve(UNIT, protect=ROOT) is None
     ledger.settle(UNIT)
-    assert ledger.reserve(UNIT, protect=ROOT) == []
+    assert ledger.reserve(UNIT, protect=ROOT) == Victims([], [])
 
 
 def test_what_can_never_fit_costs_no_file() -> None:
@@ -224,3 +250,43 @@ def test_a_write_that_was_not_let_in_cannot_end() -> None:
 
     with pytest.raises(AssertionError, match="more writes ended"):
         ledger.settle(1)
+
+
+@given(
+    st.sets(names, min_size=1),
+    st.lists(st.sampled_from([0.0, 1e9, 4e9]), min_size=9, max_size=9),
+)
+def test_chains_of_other_models_go_leaf_first_too(
+    present: set[BlockHash], times: list[float]
+) -> None:
+    """Who comes back to the other model finds beginnings, not ends that hang in the air."""
+    ledger = PagedSSDCacheManager(100 * UNIT)
+    for number, block in enumerate(sorted(present)):
+        ledger.others.add(block.hex(), UNIT, times[number], block, TREE[block])
+
+    order = [BlockHash(bytes.fromhex(path)) for path in ledger.set_limit(0).paths]
+
+    assert sorted(order) == sorted(present)
+    place = {block: index for index, block in enumerate(order)}
+    for block in present:
+        assert TREE[block] not in present or place[block] < place[TREE[block]]
+
+
+def test_what_is_not_ours_takes_room_and_stays() -> None:
+    """Somebody put a film into our folder: it is not removed, and the limit holds all the same."""
+    ledger = full_ledger(3)
+    ledger.foreign_bytes = 2 * UNIT
+
+    assert ledger.set_limit(3 * UNIT) == Victims([name(1), name(2)], [])
+    ledger.foreign_bytes = 3 * UNIT
+    assert ledger.reserve(UNIT, protect=ROOT) is None
+
+
+def test_files_that_the_model_cannot_use_go_first() -> None:
+    """B55: 503 GB of unusable blocks, and 0 usable ones."""
+    ledger = full_ledger(2)
+    ledger.others.add("old/a", UNIT, 9e9, None, None)
+    ledger.set_limit(3 * UNIT)
+
+    assert ledger.reserve(UNIT, protect=ROOT) == Victims([], ["old/a"])
+    assert ledger.reserve(UNIT, protect=ROOT) == Victims([name(1)], [])

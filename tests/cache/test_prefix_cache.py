@@ -171,7 +171,7 @@ def answered(world: World, tokens: list[int], *, accepted: bool = True) -> Seque
 
 
 def write_everything(world: World) -> None:
-    while world.to_writer or world.cache.num_dirty:
+    while world.to_writer or world.cache.files.num_dirty:
         world.take_writes(99, accepted=True)
         world.write(good=True)
     world.check()
@@ -265,7 +265,7 @@ def test_what_the_writer_had_no_room_for_stays_and_is_offered_again() -> None:
     world = make_world(pending=1)
     answered(world, PROMPT)
     assert world.cache.stats.pending_stops > 0
-    assert world.cache.num_dirty > 0
+    assert world.cache.files.num_dirty > 0
 
     write_everything(world)
 
@@ -310,7 +310,7 @@ def test_a_file_that_had_to_go_is_written_again_when_its_block_is_used() -> None
         answered(world, prompt)
         write_everything(world)
     assert cached(world, first) == (4, 0)
-    assert world.cache.num_dirty == 0
+    assert world.cache.files.num_dirty == 0
 
     answered(world, first)
     write_everything(world)
@@ -330,7 +330,7 @@ def test_the_files_of_a_cleared_cache_do_not_come_back() -> None:
 
     assert cached(world, PROMPT) == (0, 0)
     assert not world.disk
-    assert world.cache.pending_bytes == 0
+    assert world.cache.cold.pending_bytes == 0
 
 
 def test_what_is_computed_again_after_a_clear_stays() -> None:
@@ -357,7 +357,7 @@ def test_a_child_that_is_written_after_its_parent_had_to_go_goes_too() -> None:
         world.write(good=True)
 
     assert not world.disk
-    assert len(world.cache.ledger) == 0
+    assert len(world.cache.cold.ledger) == 0
 
 
 def test_a_lower_limit_holds_for_what_was_on_its_way_as_well() -> None:
@@ -378,12 +378,16 @@ def test_storing_what_is_there_adds_no_byte() -> None:
     world = make_world()
     answered(world, PROMPT)
     write_everything(world)
-    before = (world.cache.ledger.total_bytes, world.cache.pool.hot_bytes, len(world.ram))
+    before = (world.cache.cold.ledger.total_bytes, world.cache.pool.hot_bytes, len(world.ram))
 
     answered(world, PROMPT)
     write_everything(world)
 
-    assert (world.cache.ledger.total_bytes, world.cache.pool.hot_bytes, len(world.ram)) == before
+    assert (
+        world.cache.cold.ledger.total_bytes,
+        world.cache.pool.hot_bytes,
+        len(world.ram),
+    ) == before
 
 
 def test_after_a_restart_every_byte_is_counted_at_once() -> None:
@@ -391,11 +395,11 @@ def test_after_a_restart_every_byte_is_counted_at_once() -> None:
     world = make_world()
     answered(world, PROMPT)
     write_everything(world)
-    before = world.cache.ledger.total_bytes
+    before = world.cache.cold.ledger.total_bytes
 
     world.begin()
 
-    assert world.cache.ledger.total_bytes == before > 0
+    assert world.cache.cold.ledger.total_bytes == before > 0
     assert cached(world, PROMPT) == (0, 8)
 
 
@@ -411,7 +415,7 @@ def test_the_order_of_use_survives_a_restart() -> None:
         name: float(sum(block.content[1])) for name, block in world.disk.items()
     }  # those of ones are recent
 
-    world.cache.order_files(times)
+    world.cache.files.order_files(times)
     world.set_ssd_limit(2)
     write_everything(world)
 
@@ -449,8 +453,8 @@ def test_a_chain_that_stops_being_persisted_is_counted() -> None:
     answered(world, PROMPT, accepted=False)
 
     assert world.cache.stats.pending_stops > 0
-    assert world.cache.pending_bytes == 0
-    assert world.cache.num_dirty == 3
+    assert world.cache.cold.pending_bytes == 0
+    assert world.cache.files.num_dirty == 3
 
 
 def test_the_counters_say_what_happened() -> None:
@@ -460,7 +464,7 @@ def test_the_counters_say_what_happened() -> None:
     answered(world, PROMPT)
     assert (stats.hits, stats.misses) == (0, 3)
     write_everything(world)
-    assert stats.ssd_written_bytes == world.cache.ledger.total_bytes > 0
+    assert stats.ssd_written_bytes == world.cache.cold.ledger.total_bytes > 0
 
     sequence = world.submit("", PROMPT)
     assert (stats.hits, stats.misses) == (2, 4)
@@ -521,7 +525,7 @@ def test_a_damaged_file_is_replaced_from_ram() -> None:
     write_everything(world)
     name = next(iter(world.disk))
     del world.disk[name]
-    world.cache.lost(name, corrupt=True)
+    world.cache.files.lost(name, corrupt=True)
 
     write_everything(world)
 

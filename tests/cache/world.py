@@ -92,9 +92,9 @@ class World:
         self.broken = {b.parent for b in self.disk.values() if b.parent not in self.disk}
         for block in self.disk.values():
             self.known[block.name] = block
-            self.cache.found(block.name, block.parent, block.tokens, self.file_bytes(block))
-        self.cache.order_files({name: 0.0 for name in self.disk})
-        self.cache.set_ssd_limit(ssd)
+            self.cache.files.found(block.name, block.parent, block.tokens, self.file_bytes(block))
+        self.cache.files.order_files({name: 0.0 for name in self.disk})
+        self.cache.cold.set_limit(ssd)
 
     @staticmethod
     def file_bytes(block: Block) -> int:
@@ -116,9 +116,18 @@ class World:
         return min(best, len(tokens) - 1)
 
     def readable(self) -> list[Block]:
-        """What is sealed in RAM, or has a file that was reported."""
+        """What is sealed in RAM, has a file that was reported, or is known to be on its way."""
         hot = [b for i, b in self.ram.items() if self.cache.pool.get(b.name) == i]
-        return hot + [b for b in self.known.values() if b.name in self.cache.ledger]
+        files = [b for b in self.known.values() if b.name in self.cache.cold.ledger]
+        return hot + files + [b for b in self.known.values() if self.is_queued(b.name)]
+
+    def is_queued(self, name: BlockHash) -> bool:
+        node = self.cache._tree.get(name)
+        return node is not None and node.queued
+
+    def with_the_writer(self, name: BlockHash) -> Block | None:
+        jobs = [job for job in self.to_writer if isinstance(job, Block) and job.name == name]
+        return jobs[-1] if jobs else None
 
     def submit(self, salt: str, tokens: list[int]) -> Sequence:
         expected = self.reusable(salt, tokens)
@@ -168,8 +177,9 @@ class World:
         failed = False
         for ref in blocks:
             if ref.cold and not failed:
-                block = self.disk.get(ref.block_hash)
-                damaged = ref.block_hash in self.damaged
+                block = self.with_the_writer(ref.block_hash) if ref.queued else None
+                damaged = block is None and ref.block_hash in self.damaged
+                block = block or self.disk.get(ref.block_hash)
                 failed = block is None or damaged or readable == 0
                 if block is None or damaged:
                     lost = ref.block_hash
@@ -195,7 +205,7 @@ class World:
         self.cache.pool.release(releases)
         if lost is not None:
             self.disk.pop(lost, None)
-            self.cache.lost(lost, corrupt=lost in self.damaged)
+            self.cache.files.lost(lost, corrupt=lost in self.damaged)
             self.damaged.discard(lost)
             self.broken.add(lost)
         self.cache.touch(sequence.grant.chain)
@@ -271,7 +281,7 @@ class World:
 
     def take_writes(self, most: int, *, accepted: bool) -> None:
         shed: set[BlockHash] = set()
-        for ticket in self.cache.take_writes(most):
+        for ticket in self.cache.files.take_writes(most):
             block = self.ram[ticket.block_id]
             assert (block.name, block.tokens) == (ticket.block_hash, ticket.tokens)
             if accepted and ticket.parent not in shed:
@@ -279,7 +289,7 @@ class World:
             else:
                 shed.add(block.name)
         for name in shed:
-            self.cache.write_failed(name)
+            self.cache.files.write_failed(name)
         self.settle()
 
     def write(self, *, good: bool) -> None:
@@ -294,23 +304,23 @@ class World:
             self.known[job.name] = job
             self.disk[job.name] = job
             self.damaged.discard(job.name)
-            if not self.cache.written(job.name, self.file_bytes(job)):
-                self.cache.found(job.name, job.parent, job.tokens, self.file_bytes(job))
-                self.cache.set_ssd_limit(self.cache.ledger.limit_bytes)
+            if not self.cache.files.written(job.name, self.file_bytes(job)):
+                self.cache.files.found(job.name, job.parent, job.tokens, self.file_bytes(job))
+                self.cache.cold.set_limit(self.cache.cold.ledger.limit_bytes)
                 self.broken.add(job.parent)  # it may hang in the air, as files found at start may
         else:
             self.missing.add(job.name)
-            self.cache.write_failed(job.name)
+            self.cache.files.write_failed(job.name)
         self.settle()
 
     def writer_crashes(self) -> None:
         """What it was to do is forgotten, and the cache learns it when it asks."""
-        pending = self.cache.pending
+        pending = self.cache.files.pending
         self.broken.update(job for job in self.to_writer if not isinstance(job, Block))
         self.to_writer.clear()
         self.missing.clear()
-        self.cache.writes_passed(pending)
-        assert not self.cache.pending
+        self.cache.files.writes_passed(pending)
+        assert not self.cache.files.pending
         self.settle()
 
     def start_over(self) -> None:
@@ -329,19 +339,22 @@ class World:
             self.damaged.add(name)
 
     def clear(self, *, hot: bool, ssd: bool) -> None:
+        dirty = self.cache.files.num_dirty
         self.cache.clear(hot=hot, ssd=ssd)
         self.settle()
         if ssd:
-            assert len(self.cache.ledger) == 0
-        if hot:
+            assert len(self.cache.cold.ledger) == 0
+        if hot and ssd:
             assert self.cache.pool.num_cached == 0
+        if hot:
+            assert self.cache.pool.num_cached <= dirty, "what waits for its file, and nothing else"
 
     def set_hot_limit(self, blocks: int) -> None:
         self.cache.pool.set_limit(blocks * self.block_bytes)
         self.settle()
 
     def set_ssd_limit(self, blocks: int) -> None:
-        self.cache.set_ssd_limit(blocks * self.block_bytes)
+        self.cache.cold.set_limit(blocks * self.block_bytes)
         self.settle()
 
     def settle(self) -> None:
@@ -351,16 +364,16 @@ class World:
             gone = self.ram.pop(block_id, None)
             if gone is not None and cache.pool.get(gone.name) is None:
                 self.check_leaf(gone.name)
-        self.to_writer.extend(cache.take_deletes())
+        self.to_writer.extend(cache.cold.take_deletes().blocks)
 
     def check_leaf(self, name: BlockHash) -> None:
         """A chain leaves RAM from its leaf, but for what somebody holds.
 
-        A block that has a file still leads to what hangs on it, so it may go when a deeper block
-        of its chain was in RAM already while it was restored.
+        A block that has a file, or is about to, still leads to what hangs on it, so it may go
+        when a deeper block of its chain was in RAM already while it was restored.
         """
         pool = self.cache.pool
-        if name in self.cache.ledger:
+        if name in self.cache.cold.ledger or self.is_pending(name):
             return
         for block_id, block in self.ram.items():
             if block.parent == name and pool.get(block.name) == block_id:
@@ -387,20 +400,22 @@ class World:
         held |= {t.ticket.block_id for t in self.tickets if t.ticket.block_id is not None}
         assert cache.pool.num_held == len(held), "held by nobody, or given up by nobody"
         assert len(self.ram) <= cache.pool.num_blocks - cache.pool.num_blank
-        assert cache.ledger.total_bytes <= cache.ledger.limit_bytes
+        assert cache.cold.ledger.total_bytes <= cache.cold.ledger.limit_bytes
         _, _, pending = self.limits
-        assert cache.pending_bytes <= max(pending * self.block_bytes, self.block_bytes)
+        assert cache.cold.pending_bytes <= max(pending * self.block_bytes, self.block_bytes)
         self.check_persisted()
 
     def check_persisted(self) -> None:
         """What has files of a chain is a prefix of it, but for accidents."""
         for name, block in self.known.items():
-            if name in self.cache.ledger and block.parent not in self.broken:
+            if name in self.cache.cold.ledger and block.parent not in self.broken:
                 root = block.parent == root_hash(NAMESPACE, block.content[0])
-                assert root or block.parent in self.cache.ledger or self.is_pending(block.parent)
+                assert (
+                    root or block.parent in self.cache.cold.ledger or self.is_pending(block.parent)
+                )
 
     def is_pending(self, name: BlockHash) -> bool:
-        return name in self.cache.pending or any(t.block.name == name for t in self.tickets)
+        return name in self.cache.files.pending or any(t.block.name == name for t in self.tickets)
 
 
 def common(one: tuple[int, ...], other: list[int]) -> int:

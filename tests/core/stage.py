@@ -12,13 +12,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
-from omlx.actors.messages import (
-    BlockLost,
-    BlockWritten,
-    ClearCache,
-    DeleteBlocks,
-    Settle,
-)
+from omlx.actors.disk_messages import DeleteBlocks
+from omlx.actors.messages import BlockLost, BlockWritten, ClearCache, ColdOf, Settle
 from omlx.actors.paged_cache import PagedCache
 from omlx.cache.block_file import Identity
 from omlx.cache.blocks import BlockHash
@@ -70,6 +65,10 @@ class Setup:
     cut_before_decode: bool = False
     mishaps: float = 0.0
     clears: bool = False
+    restore_tokens: int | None = None
+    hot_is_free: bool = False
+    ahead_blocks: int = 0
+    """What may be read for requests without a slot."""
 
 
 @dataclass
@@ -102,6 +101,7 @@ class Stage:
         self.actor = PagedCache(
             self.cache, Ref("stats", Mailbox(1)), None, Ref("ssd_writer", self.deletes)
         )
+        self.cache.cold.writable = setup.ssd_blocks > 0  # there is nothing to be counted first
         self.core = Scheduler(
             SchedulerLimits(
                 max_running=setup.max_running,
@@ -112,6 +112,9 @@ class Stage:
                 caching=setup.caching,
                 feeds_ahead=setup.feeds_ahead,
                 cut_before_decode=setup.cut_before_decode,
+                restore_tokens=setup.restore_tokens,
+                hot_is_free=setup.hot_is_free,
+                prefetch_bytes=setup.ahead_blocks * setup.block_size,
             ),
             eos_tokens=frozenset({EOS}),
             hidden_tokens=frozenset(),
@@ -122,6 +125,9 @@ class Stage:
         self.to_writer: deque[Export | BlockHash] = deque()
         self.missing: set[BlockHash] = set()
         self.reads: list[tuple[Uid, tuple[BlockRef, ...]]] = []
+        self.stopped: set[Uid] = set()
+        self.was_read: list[tuple[Uid, BlockHash]] = []
+        """Each file that was read to its end, and for whom."""
         self.answers: dict[Uid, Answer] = {}
         self.to_submit: list[Request] = []
         self.cancels = 0.0
@@ -187,7 +193,7 @@ class Stage:
         self.interfere()
         if work or self.rng.random() < 0.2:
             self.core.settled(self.settle(work), 0.0)
-        self.reads += self.core.take_reads()
+        self._take_reads()
         self.core.close_ended(0.0)
         self._take_events()
         plan = self.core.plan()
@@ -197,6 +203,14 @@ class Stage:
         self._step(plan)
         self.cache.check()
         return True
+
+    def _take_reads(self) -> None:
+        """Ask for what is to be read: of those that wait as well."""
+        for look_up in self.core.look_ahead():
+            cold = at_once(self.actor.receive(ColdOf(look_up.tokens, look_up.salt)))
+            self.core.read_ahead(look_up.uid, cast(Any, cold))
+        self.reads += self.core.take_reads()
+        self.stopped.update(self.core.take_stops())
 
     def settle(self, work: SettleWork) -> Settled:
         settled = cast(Settled, at_once(self.actor.receive(Settle(work))))
@@ -291,10 +305,16 @@ class Stage:
         uid, refs = self.reads.pop(self.rng.randrange(len(self.reads)))
         payloads: list[HostBlock] = []
         lost = None
+        stuck = False
         for ref in refs:
+            if uid in self.stopped and self.rng.random() < 0.5:
+                break  # nobody needs it any more
             if self.happens(0.05):
+                stuck = self.rng.random() < 0.5
                 break  # it can't be read now
             block = self.disk.get(ref.block_hash)
+            if block is None and ref.queued:
+                block = self._queued(ref.block_hash)
             damaged = ref.block_hash in self.damaged
             if block is None or damaged:
                 self.disk.pop(ref.block_hash, None)
@@ -302,7 +322,14 @@ class Stage:
                 lost = LostFile(ref.block_hash, corrupt=damaged)
                 break
             payloads.append(block)
-        self.core.blocks_read(uid, payloads, lost, 0.0)
+            self.was_read.append((uid, ref.block_hash))
+        self.stopped.discard(uid)
+        self.core.blocks_read(uid, payloads, lost, 0.0, stuck=stuck)
+
+    def _queued(self, name: BlockHash) -> HostBlock | None:
+        """The payload of a block that waits to be written."""
+        jobs = [job for job in self.to_writer if isinstance(job, Export)]
+        return next((job.payload for job in jobs if job.ticket.block_hash == name), None)
 
     def _write_one(self) -> None:
         if not self.to_writer:
@@ -349,7 +376,9 @@ class Stage:
         cache, pool = self.cache, self.cache.pool
         cache.check()
         assert not self.engine.rows, "a row outlived its sequence"
+        assert not self.engine.loading, "a part of a prefix outlived its sequence"
+        assert self.core.ahead_bytes == 0, "what was read ahead outlived its sequence"
         assert pool.num_held == 0, "references return to zero"
-        assert cache.pending_bytes == 0, "something is on its way for ever"
+        assert cache.cold.pending_bytes == 0, "something is on its way for ever"
         assert len(self.engine.blocks) == pool.num_cached, "RAM holds what nobody knows"
         assert all(answer.closed is not None for answer in self.answers.values())

@@ -23,7 +23,7 @@ def planned(stage: Stage) -> list[StepPlan]:
         plans.append(plan)
         return run(plan)
 
-    stage.engine.run = recorded  # type: ignore[method-assign]
+    stage.engine.run = recorded
     return plans
 
 
@@ -179,13 +179,13 @@ def test_what_fails_before_the_fork_fails_for_all(hurt: str) -> None:
     calls = 0
     faulty = stage.engine._faulty
 
-    def at_its_turn(row, faults):
+    def at_its_turn(uid, faults):
         nonlocal calls
         calls += 1
         stage.engine.mishaps.row_faults = 1.0 if calls == turn else 0.0
-        return faulty(row, faults)
+        return faulty(uid, faults)
 
-    stage.engine._faulty = at_its_turn  # type: ignore[method-assign]
+    stage.engine._faulty = at_its_turn
     stage.run()
 
     errors = [answer.closed.error for answer in stage.choices(uid) if answer.closed]

@@ -217,6 +217,29 @@ def test_a_turn_that_only_calls_tools_has_empty_content() -> None:
     ]
 
 
+def test_a_template_that_knows_no_calls_is_given_them_as_text() -> None:
+    """B80: what an assistant did is not left out of the prompt in silence."""
+    plain = make_tokenizer(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    calls = (ToolCall("1", "look", '{"at": "é"}'), ToolCall("2", "go", "on"))
+    turns = (
+        ChatMessage("assistant", ("so", "!"), tool_calls=calls),
+        ChatMessage("assistant", None, tool_calls=calls[1:]),
+        ChatMessage("tool", "42", tool_call_id="1"),
+    )
+
+    prompt, _ = render(plain, Conversation(turns))
+
+    assert prompt == (
+        'assistant: so!\n{"name": "look", "arguments": {"at": "é"}}\n'
+        '{"name": "go", "arguments": "on"}\n'
+        'assistant: {"name": "go", "arguments": "on"}\n'
+        "tool: 42\nassistant: "
+    )
+
+
 @pytest.mark.parametrize("arguments", ["", "{", "[1]", "3", "null"])
 def test_arguments_that_are_no_object_stay_text(arguments: str) -> None:
     call = ToolCall("1", "look", arguments)

@@ -28,6 +28,9 @@ def drawn_setup(rng: random.Random, **changes: object) -> Setup:
         max_running=rng.randint(1, 5),
         feeds_ahead=rng.random() < 0.5,
         cut_before_decode=rng.random() < 0.3,
+        restore_tokens=rng.choice([None, 1, 3, 8]),
+        hot_is_free=rng.random() < 0.5,
+        ahead_blocks=rng.choice([0, 2, 1000]),
     )
     return replace(setup, **changes)
 

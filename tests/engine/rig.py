@@ -15,8 +15,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from omlx.actors.block_files import BlockFiles
-from omlx.actors.messages import BlockWritten, DeleteBlocks, Settle
+from omlx.actors.disk_messages import DeleteBlocks
+from omlx.actors.messages import BlockWritten, Settle
 from omlx.actors.paged_cache import PagedCache
 from omlx.cache.block_file import Identity, Unreadable
 from omlx.cache.factory import CacheFactory, CacheSizes
@@ -37,6 +37,8 @@ from omlx.core.plan import (
 )
 from omlx.core.scheduler import Scheduler
 from omlx.core.sequence import Request
+from omlx.disk.block_files import BlockFiles
+from omlx.disk.directory import CacheDirectory
 from omlx.engine.load import LoadedModel
 from omlx.engine.step import Engine
 from omlx.kernel.mailbox import Mailbox, Ref
@@ -117,6 +119,7 @@ class Rig:
         interval: int = INTERVAL,
         codec: str = "fp32",
         embedded: bool = False,
+        restore_tokens: int | None = None,
         hook: Hook = lambda _phase, _uid: None,
     ) -> None:
         self.recorder = Recorder(model.model, ahead, hook)
@@ -128,7 +131,7 @@ class Rig:
         )
         self.files: BlockFiles | None = None
         if files is not None:
-            self.files = BlockFiles(files, NAMESPACE, model.cache, BLOCK, codec)
+            self.files = BlockFiles(CacheDirectory(files), NAMESPACE, model.cache, BLOCK, codec)
             self.files.prepare()
         sizes = CacheSizes(
             BLOCK,
@@ -141,7 +144,7 @@ class Rig:
         self.cache = CacheFactory.build(NAMESPACE, model.cache, sizes)
         for found in self.files.scan() if self.files else ():
             name = found.identity
-            self.cache.found(
+            self.cache.files.found(
                 name.block_hash,
                 name.parent,
                 name.tokens,
@@ -153,6 +156,7 @@ class Rig:
         self._actor = PagedCache(
             self.cache, Ref("stats", Mailbox(1)), None, Ref("writer", self._to_writer)
         )
+        self.cache.cold.writable = files is not None  # every file is known by now
         recurrent = model.cache.is_recurrent
         self.core = Scheduler(
             SchedulerLimits(
@@ -165,6 +169,8 @@ class Rig:
                 feeds_ahead=ahead,
                 checkpoint_interval=interval if recurrent else None,
                 embedded=embedded,
+                restore_tokens=restore_tokens,
+                hot_is_free=ahead,
                 cut_before_decode=recurrent or model.cache.count(LayerKind.ROTATING) > 0,
             ),
             eos_tokens=frozenset(),

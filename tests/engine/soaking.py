@@ -43,7 +43,7 @@ class Soak:
     def begin_life(self) -> None:
         """A new server on the same files."""
         self.rig = Rig(self.model, files=self.files, max_running=MAX_RUNNING, ahead=self.ahead)
-        self.rig.cache.pool.set_limit(self.hot_blocks * BLOCK * self.rig.cache.bytes_per_token)
+        self.rig.cache.pool.set_limit(self.hot_blocks * BLOCK * self.model.cache.bytes_per_token)
 
     def run(self, requests: int) -> None:
         """Serve as many requests, then check that nothing is left of them."""

@@ -16,7 +16,7 @@ from mlx_lm.models import cache as caches
 from mlx_lm.models import gated_delta, kimi_linear, qwen3_5, qwen3_next
 
 from omlx.engine import gdn_chunked
-from omlx.engine.gdn_chunked import delta_rule
+from omlx.engine.gdn_chunked import delta_rule, one_token
 
 TOLERANCE = 1e-5
 
@@ -75,6 +75,61 @@ def assert_same(inputs: dict[str, Any], valid: Any = None, chunk: int | None = N
         y, expected = (mx.where(valid[..., None, None], x, 0.0) for x in (y, expected))
     assert_close(y, expected)
     assert_close(state, expected_state)
+
+
+# ── one token ────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("key_heads", "value_heads"), [(1, 1), (2, 2), (2, 6)])
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(32, 32), (128, 64), (64, 128)])
+def test_one_token_is_one_step_of_the_loop(
+    rows: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int
+) -> None:
+    inputs = draw(
+        1,
+        rows=rows,
+        key_heads=key_heads,
+        value_heads=value_heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+    )
+    expected, expected_state = loop(**inputs)
+    y, state = one_token(g=mx.exp(inputs.pop("log_g")), **inputs)
+    assert_close(y, expected, 1e-6)
+    assert_close(state, expected_state, 1e-6)
+
+
+def test_one_token_after_another_is_the_loop() -> None:
+    """Errors do not grow: each token leaves its own, and the gates forget those before."""
+    inputs = draw(300, key_heads=2, value_heads=4, alike=1.0)
+    expected, expected_state = loop(**inputs)
+    state = inputs.pop("state")
+    inputs["g"] = mx.exp(inputs.pop("log_g"))
+    ys: list[mx.array] = []
+    for at in range(300):
+        y, state = one_token(**{name: x[:, at : at + 1] for name, x in inputs.items()}, state=state)
+        ys.append(y)
+    assert_close(mx.concatenate(ys, axis=1), expected, 2e-6)
+    assert_close(state, expected_state, 2e-6)
+
+
+def test_one_token_without_a_state_starts_from_zeros() -> None:
+    inputs = draw(1, key_heads=2, value_heads=4)
+    expected, expected_state = loop(**inputs | {"state": mx.zeros((1, 4, 32, 32))})
+    inputs["g"], inputs["state"] = mx.exp(inputs.pop("log_g")), None
+    y, state = one_token(**inputs)
+    assert_close(y, expected, 1e-6)
+    assert_close(state, expected_state, 1e-6)
+
+
+def test_one_token_in_bfloat16_keeps_a_float32_state() -> None:
+    inputs = draw(1, key_heads=2, value_heads=4)
+    half = {name: inputs[name].astype(mx.bfloat16) for name in ("q", "k", "v", "beta")}
+    inputs |= half
+    expected, expected_state = loop(**inputs)
+    y, state = one_token(g=mx.exp(inputs.pop("log_g")), **inputs)
+    assert y.dtype == mx.bfloat16 and state.dtype == mx.float32
+    assert_close(y.astype(mx.float32), expected.astype(mx.float32), 2**-7)
+    assert_close(state, expected_state, 1e-6)
 
 
 # ── against the loop ─────────────────────────────────────────────────────────
@@ -351,20 +406,34 @@ def test_update_takes_what_mlx_lm_takes() -> None:
         expected, expected_state = gdn_chunked._theirs(*args, **more)
         assert_close(y[:, :33], expected[:, :33])
         assert_close(found, expected_state)
+    q, k, v, a, b = (x[:, :1] for x in (q, k, v, a, b))
+    for more in cases[:3]:
+        args = (q, k, v, a, b, A_log, dt_bias, state)
+        found_pair, expected_pair = (
+            bound(qwen3_5)(*args, **more),
+            gdn_chunked._theirs(*args, **more),
+        )
+        for found, expected in zip(found_pair, expected_pair, strict=True):
+            assert_close(found, expected, 1e-6)
 
 
 @pytest.mark.usefixtures("installed")
-def test_decode_and_vector_gates_stay_with_mlx_lm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_tokens_a_masked_one_and_vector_gates_stay_with_mlx_lm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("is not to be called")
 
     monkeypatch.setattr(gdn_chunked, "delta_rule", refuse)
+    monkeypatch.setattr(gdn_chunked, "one_token", refuse)
     inputs = draw(40, key_heads=2, value_heads=2)
     q, k, v, b = (inputs[name] for name in ("q", "k", "v", "beta"))
     vector = mx.zeros((1, 40, 2, 32))
     bound(kimi_linear)(q, k, v, vector, b, mx.zeros((2, 1)), mx.zeros((2, 32)))
-    q, k, v, b = (x[:, :1] for x in (q, k, v, b))
-    bound(qwen3_5)(q, k, v, b, b, mx.zeros(2), mx.zeros(2))
+    few = [x[:, : gdn_chunked.LOOP_TOKENS] for x in (q, k, v, b, b)]
+    bound(qwen3_5)(*few, mx.zeros(2), mx.zeros(2))
+    one = [x[:, :1] for x in (q, k, v, b, b)]
+    bound(qwen3_5)(*one, mx.zeros(2), mx.zeros(2), None, mx.array([[True]]))
 
 
 def test_install_twice_and_uninstall() -> None:

@@ -50,7 +50,7 @@ def test_a_restart_counts_what_lies_there_and_writes_nothing_twice(
 
     again = Rig(model, files=tmp_path)
     lying = sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors"))
-    assert again.cache.ledger.total_bytes == lying
+    assert again.cache.cold.ledger.total_bytes == lying
 
     answer = again.ask(prompt)
     assert answer.cached == len(prompt) - 1
@@ -71,6 +71,24 @@ def test_prompts_shorter_than_a_block_are_reused_and_their_end_counts(
     assert repeat.cached == len(prompt) - 1
     assert_near(repeat, Rig(model, caching=False).ask(prompt))
     assert_near(changed, Rig(model, caching=False).ask((*prompt[:-2], 7, 8)))
+
+
+@pytest.mark.parametrize("embedded", [False, True])
+def test_a_chat_that_never_fills_a_block_or_an_interval_is_reused_all_the_same(
+    loaded: Loaded, embedded: bool
+) -> None:
+    """B70: so too large a spacing needs no warning. Ends of prompts, turns and the system part
+    get checkpoints wherever they lie; the interval only serves what diverges in between."""
+    rig = Rig(loaded("qwen3_5"), interval=1 << 16, embedded=embedded)
+    system, first, second, other = (tiny.tokens(4, seed=seed) for seed in range(4))
+    prompt = system + first
+    reply = tuple(rig.ask(prompt, 3, num_system=len(system)).tokens)
+    turn = (*prompt, *reply, *second)
+    assert len(turn) < BLOCK
+
+    assert rig.ask(prompt, 3, num_system=len(system)).cached == len(prompt) - 1
+    assert rig.ask(turn, 4, num_system=len(system)).cached >= len(prompt + reply) - 1
+    assert rig.ask(system + other, 4, num_system=len(system)).cached == len(system)
 
 
 def test_a_reply_that_is_rendered_differently_is_reused_up_to_the_difference(
@@ -97,13 +115,13 @@ def test_a_limit_that_was_halved_holds_from_the_start(loaded: Loaded, tmp_path: 
     model, prompt = loaded("llama"), tiny.tokens(8 * BLOCK + 3)
     rig = Rig(model, files=tmp_path)
     rig.ask(prompt)
-    half = rig.cache.ledger.total_bytes // 2
+    half = rig.cache.cold.ledger.total_bytes // 2
 
     again = Rig(model, files=tmp_path)
-    again.cache.set_ssd_limit(half)
+    again.cache.cold.set_limit(half)
     answer = again.ask(prompt, 1)
 
-    assert again.cache.ledger.total_bytes <= half
+    assert again.cache.cold.ledger.total_bytes <= half
     assert sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors")) <= half
     assert answer.cached >= 3 * BLOCK
     assert_near(answer, Rig(model, caching=False).ask(prompt, 1))

@@ -13,11 +13,15 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from omlx.actors.messages import FoundFile
 from omlx.cache.block_file import Identity, Unreadable, decode, decode_header, encode_header
 from omlx.cache.blocks import BlockHash
 from omlx.cache.checkpoints import Place
 from omlx.core.plan import HostBlock
+from omlx.disk.census import CensusSlice, DamagedFile, FoundFile
+from omlx.disk.verify import Verified
+
+SLICE = 5
+"""Files; few, so that much can happen between two slices."""
 
 
 class FakeThread:
@@ -28,12 +32,12 @@ class FakeThread:
 
     def __init__(self, delay: Callable[[], float]) -> None:
         self.delay = delay
-        self._free_at_s = 0.0
+        self.free_at_s = 0.0
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
-        self._free_at_s = max(self._free_at_s, loop.time()) + self.delay()
+        self.free_at_s = max(self.free_at_s, loop.time()) + self.delay()
 
         def run() -> None:
             try:
@@ -45,8 +49,19 @@ class FakeThread:
                 if not done.done():
                     done.set_result(result)
 
-        loop.call_at(self._free_at_s, run)
+        loop.call_at(self.free_at_s, run)
         return done
+
+
+class FakeThreads:
+    """Several of them: each call goes to the one that is free first."""
+
+    def __init__(self, count: int, delay: Callable[[], float]) -> None:
+        self._threads = [FakeThread(delay) for _ in range(count)]
+
+    def __call__(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        thread = min(self._threads, key=lambda thread: thread.free_at_s)
+        return thread(function, *args)
 
 
 class FakeDisk:
@@ -55,6 +70,7 @@ class FakeDisk:
     def __init__(self, namespace: str = "fake", capacity_bytes: int = 1 << 40) -> None:
         self.namespace = namespace
         self.capacity_bytes = capacity_bytes
+        self.generation = 0
         self.unreadable = False
         self.used_at = 0.0
         self.files: dict[BlockHash, bytes] = {}
@@ -67,6 +83,10 @@ class FakeDisk:
 
     def prepare(self) -> None:
         self._may_refuse()
+
+    def check(self, *, write: bool) -> None:
+        if self.nbytes >= self.capacity_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write(self, identity: Identity, tensors: HostBlock, carries: Place | None = None, /) -> int:
         assert identity.place is carries is None, "this disk keeps blocks, and no states"
@@ -85,26 +105,56 @@ class FakeDisk:
         if expected.block_hash not in self.files:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         content = self.files[expected.block_hash]
-        header = decode_header(content, len(content))
-        wanted = [(name, dtype, shape) for name, dtype, shape, _, _ in header.tensors]
-        tensors = decode(expected, wanted, memoryview(content))
+        try:
+            header = decode_header(content, len(content))
+            wanted = [(name, dtype, shape) for name, dtype, shape, _, _ in header.tensors]
+            tensors = decode(expected, wanted, memoryview(content))
+        except Unreadable:
+            del self.files[expected.block_hash]
+            raise
         self._use(expected.block_hash)
         return tensors
 
     def remove(self, block_hash: BlockHash, /) -> None:
         self.files.pop(block_hash, None)
 
-    def scan(self) -> Iterator[FoundFile]:
+    def discard(self, path: str, /) -> None:
+        raise AssertionError(f"this disk has no others, and none at {path}")
+
+    def census(self) -> Iterator[CensusSlice]:
+        """In slices of a few files; what happens between two of them shows in the later one."""
         self._may_refuse()
-        for name, content in list(self.files.items()):
+        names = list(self.files)
+        while names:
+            yield self._take([names.pop() for _ in range(min(len(names), SLICE))])
+            self._may_refuse()
+        yield CensusSlice(own_complete=True)
+        yield CensusSlice(last=True)
+
+    def verify(self, stopped: Callable[[], bool], /) -> Verified:
+        raise AssertionError("nobody verifies this disk")
+
+    def scan(self) -> Iterator[FoundFile]:
+        for part in self.census():
+            yield from part.found
+
+    def _take(self, names: list[BlockHash]) -> CensusSlice:
+        found: list[FoundFile] = []
+        damaged: list[DamagedFile] = []
+        for name in names:
+            if name not in self.files:
+                continue
+            content = self.files[name]
             try:
                 identity = decode_header(content, len(content)).identity
                 if (identity.namespace, identity.block_hash) != (self.namespace, name):
                     raise Unreadable("the file's name is not the block's")
-            except Unreadable:
+            except Unreadable as damage:
                 del self.files[name]
+                damaged.append(DamagedFile(name.hex(), str(damage)))
             else:
-                yield FoundFile(identity, len(content), self.times[name])
+                found.append(FoundFile(identity, len(content), self.times[name]))
+        return CensusSlice(tuple(found), damaged=tuple(damaged))
 
     # ── what goes wrong ──────────────────────────────────────────────────────────────────────
 

@@ -22,6 +22,7 @@ from omlx.core.plan import (
     Fault,
     Fork,
     HostBlock,
+    Load,
     Prefill,
     Restore,
     Sampled,
@@ -153,6 +154,10 @@ class FakeEngine:
     """By prompt, where a chunk of it ended."""
     computed: defaultdict[Uid, int] = field(default_factory=lambda: defaultdict(int))
     """Prompt tokens that were computed."""
+    loading: dict[Uid, list[Payload]] = field(default_factory=dict)
+    """The blocks of each prefix that is restored in parts, as they were when that began."""
+    loaded: list[tuple[Uid, int]] = field(default_factory=list)
+    """Each part: whose, and how many tokens."""
     forked: dict[Uid, Uid] = field(default_factory=dict)
     """The parent of each row that computed no prompt of its own."""
     steps: int = 0
@@ -162,6 +167,7 @@ class FakeEngine:
     def reset(self) -> None:
         self.hurt |= self.rows.keys()
         self.rows.clear()
+        self.loading.clear()
 
     def start_over(self) -> None:
         self.reset()
@@ -180,8 +186,13 @@ class FakeEngine:
             exports.append(Export(ticket, to_host(self.blocks[ticket.block_id])))
         self._may_break(plan)
         for uid in plan.removes:
-            del self.rows[uid]
+            assert (uid in self.rows) != (uid in self.loading) or uid in self.hurt, "removed twice"
+            self.rows.pop(uid, None)
+            self.loading.pop(uid, None)
         faults: list[Fault] = []
+        for load in plan.loads:
+            if not self._faulty(load.uid, faults):
+                self._load(load)
         for admit in plan.admits:
             assert admit.uid not in self.rows, "a row of a former life"
             if not self._faulty(admit.uid, faults):
@@ -212,6 +223,7 @@ class FakeEngine:
         if not self.mishaps.happens(self.mishaps.row_faults):
             return False
         self.rows.pop(uid, None)
+        self.loading.pop(uid, None)
         self.hurt.add(uid)
         faults.append(Fault(uid, "this row failed"))
         return True
@@ -231,8 +243,23 @@ class FakeEngine:
         kept = good and ticket.block_id is not None
         seals.append(Seal(ticket, stored=kept, writing=good and ticket.write))
 
+    def _load(self, load: Load) -> None:
+        assert load.uid not in self.rows, "loaded after it was admitted"
+        assert load.tokens > 0, "a part is something"
+        if load.uid not in self.loading:
+            self.loading[load.uid] = [self._peek(restore) for restore in load.restores]
+        self.loaded.append((load.uid, load.tokens))
+
+    def _peek(self, restore: Restore) -> Payload:
+        if restore.payload is not None:
+            return from_host(restore.payload)
+        assert restore.block_id is not None, "a block comes from RAM or with its payload"
+        return self.blocks[restore.block_id]
+
     def _restored(self, admit: Admit) -> list[int]:
         kv: list[int] = []
+        loaded = self.loading.pop(admit.uid, None)
+        assert loaded is None or loaded == [self._peek(r) for r in admit.restores]
         for restore in admit.restores:
             payload = self._payload(restore)
             assert payload.start == len(kv), "a block of another place in the prompt"

@@ -12,10 +12,11 @@ from omlx.actors.messages import ChoiceEnded, Ended, GenerationStream, Submit, T
 from omlx.actors.model_runner import ModelRunner
 from omlx.actors.paged_cache import PagedCache
 from omlx.actors.scheduler import GenerationFailed, SchedulerActor
-from omlx.actors.ssd_reader import SsdReader
+from omlx.actors.ssd_reader import READ_THREADS, SsdReader
 from omlx.actors.ssd_writer import SsdWriter
 from omlx.actors.stats import Stats
 from omlx.cache.blocks import root_hash
+from omlx.cache.cold_tier import WritePolicy
 from omlx.cache.prefix_cache import BlockAwarePrefixCache
 from omlx.core.plan import StepPlan
 from omlx.core.scheduler import Scheduler, SchedulerLimits
@@ -25,7 +26,7 @@ from omlx.kernel.message import ActorGone, Message, Rejected
 from omlx.kernel.restart import RestartBudget
 from omlx.kernel.stream import Stream
 from omlx.kernel.supervisor import Supervisor
-from tests.sim.fake_disk import FakeDisk, FakeThread
+from tests.sim.fake_disk import FakeDisk, FakeThread, FakeThreads
 from tests.sim.fake_engine import EOS, FakeEngine, Letters, Mishaps, Output
 from tests.sim.loop import seeded_pause
 
@@ -87,6 +88,7 @@ class Sizes:
     hot: int = 1000
     ssd: int = 1000
     pending: int = 1000
+    policy: WritePolicy = WritePolicy.BEHIND
 
 
 class World:
@@ -119,7 +121,8 @@ class World:
     def _build(self) -> None:
         refs = self.refs
         in_writer = FakeThread(lambda: self._about(self.write_s))
-        in_reader = FakeThread(lambda: self._about(self.read_s))
+        in_reader = FakeThreads(READ_THREADS, lambda: self._about(self.read_s))
+        in_census = FakeThread(lambda: self._about(self.read_s))
         engine = EngineInThread(self.engine, FakeThread(lambda: self._about(self.step_s)))
         self._add("stats", Stats.capacity, lambda: Stats(NoStore(), now=lambda: 0.0))
         self._add(
@@ -127,7 +130,13 @@ class World:
             self.writer_capacity,
             lambda: SsdWriter(self.disk, refs["paged_cache"], in_writer),
         )
-        self._add("ssd_reader", SsdReader.capacity, lambda: SsdReader(self.disk, in_reader))
+        self._add(
+            "ssd_reader",
+            SsdReader.capacity,
+            lambda: SsdReader(
+                self.disk, refs["paged_cache"], refs["ssd_writer"], in_reader, in_census
+            ),
+        )
         self._add(
             "model_runner", ModelRunner.capacity, lambda: ModelRunner(engine, refs["ssd_writer"])
         )
@@ -170,6 +179,7 @@ class World:
             ssd_limit_bytes=self.sizes.ssd * block,
             pending_limit_bytes=self.sizes.pending * block,
             initial_blocks=2,
+            write_policy=self.sizes.policy,
         )
         self.caches.append(cache)
         return cache
@@ -183,6 +193,9 @@ class World:
             block_size=BLOCK_SIZE,
             caching=True,
             feeds_ahead=self.engine.feeds_ahead,
+            through=self.sizes.policy is WritePolicy.THROUGH,
+            restore_tokens=5,
+            prefetch_bytes=20 * BLOCK_SIZE * BYTES_PER_TOKEN,
         )
         core = Scheduler(
             limits,
@@ -260,8 +273,8 @@ class World:
         assert self.cores[-1].idle
         assert not self.engine.rows, "a row outlived its sequence"
         assert self.cache.pool.num_held == 0, "references return to zero"
-        assert self.cache.pending_bytes == 0, "something is on its way for ever"
+        assert self.cache.cold.pending_bytes == 0, "something is on its way for ever"
         assert len(self.engine.blocks) == self.cache.pool.num_cached
-        uncounted = [name for name in self.disk.files if name not in self.cache.ledger]
+        uncounted = [name for name in self.disk.files if name not in self.cache.cold.ledger]
         assert not uncounted, "files that nobody counts"
-        assert self.cache.ledger.total_bytes <= self.cache.ledger.limit_bytes
+        assert self.cache.cold.ledger.total_bytes <= self.cache.cold.ledger.limit_bytes

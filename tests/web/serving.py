@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import anthropic
 import openai
 import pytest
 
-import omlx.app
-from omlx.actors.messages import ClearCache, Cleared, Feed
+import omlx.actor_tree
+from omlx.actors.messages import ClearCache, Cleared
+from omlx.actors.stats_messages import Feed
 from omlx.app import App
 from omlx.engine.step import Engine
 from omlx.settings import Loaded, load_settings
@@ -104,6 +106,11 @@ class Server:
         given = {"api_key": "not-needed", "max_retries": 0, **options}
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", **given)
 
+    def anthropic(self, **options: Any) -> anthropic.AsyncAnthropic:
+        """The other official client."""
+        given = {"api_key": "not-needed", "max_retries": 0, **options}
+        return anthropic.AsyncAnthropic(base_url=self.url, **given)
+
     async def post(
         self, body: object, path: str = "/v1/chat/completions", **options: Any
     ) -> tuple[int, dict[str, Any], Mapping[str, str]]:
@@ -124,6 +131,12 @@ class Server:
             assert answer.status == 200, await answer.text()
             raw = await answer.text()
         return events(raw)
+
+    async def events(self, body: dict[str, Any], path: str) -> list[tuple[str, dict[str, Any]]]:
+        """Name and data of each named event of a stream, in order."""
+        async with self.http.post(f"{self.url}{path}", json={**body, "stream": True}) as answer:
+            assert answer.status == 200, await answer.text()
+            return named_events(await answer.text())
 
     @asynccontextmanager
     async def opened(self, text: str, **fields: Any) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -210,6 +223,17 @@ def events(raw: str) -> list[str]:
     return [frame.removeprefix("data: ") for frame in frames if frame.startswith("data: ")]
 
 
+def named_events(raw: str) -> list[tuple[str, dict[str, Any]]]:
+    """Name and data of each frame, which says its name twice."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    for frame in raw.removesuffix("\n\n").split("\n\n"):
+        name, data = frame.split("\n")
+        value = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {value['type']}", frame
+        found.append((value["type"], value))
+    return found
+
+
 def _data(frame: str) -> dict[str, Any]:
     return json.loads(frame.split("data: ", 1)[1])
 
@@ -230,7 +254,7 @@ async def serving(model: Path, home: Path, **settings: object) -> AsyncIterator[
     }
     gate = Gate()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(omlx.app, "Engine", partial(Engine, hook=gate))
+        patch.setattr(omlx.actor_tree, "Engine", partial(Engine, hook=gate))
         app = AppInTest(load_settings(given, {}, home))
         run = asyncio.create_task(app.run(), name="server")
         try:

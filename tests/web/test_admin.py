@@ -13,7 +13,7 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestClient
 
 import omlx.resources
-from omlx.actors.messages import EngineReport, ModelServed, RequestEnded
+from omlx.actors.stats_messages import EngineReport, ModelServed, RequestEnded
 from omlx.core.usage import EngineGauges, ModelFacts
 from omlx.resources import resource_dir
 from omlx.web import admin

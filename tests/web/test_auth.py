@@ -126,7 +126,12 @@ async def test_the_answer_to_head_has_no_body(locked: Server) -> None:
         "/admin/api/settings",
         "/admin/api/cache/clear",
         "/v1/messages",
+        "/v1/messages/",
+        "/v1/messages/count_tokens",
         "/v1/responses",
+        "/responses",
+        "/completions",
+        "/models",
         "/nothing",
         "/",
         "/health/",
@@ -237,6 +242,16 @@ async def test_anything_else_is_refused_with_the_dialects_error(
     assert answer["error"]["type"] == "authentication_error"
     assert answer["error"]["code"] == "invalid_api_key"
     assert await status(locked, "GET", "/v1/models", **headers) == 401
+
+
+async def test_the_other_dialect_has_its_own_error(locked: Server) -> None:
+    """B104."""
+    for path in ("/v1/messages", "/v1/messages/count_tokens", "/messages"):
+        code, answer, sent = await locked.post({}, path, headers=bearer(WRONG_KEY))
+        assert code == 401
+        assert sent["WWW-Authenticate"] == "Bearer"
+        assert answer["error"]["type"] == "authentication_error"
+        assert answer["request_id"] == sent["request-id"]
 
 
 async def test_a_key_is_checked_before_the_body_is_looked_at(locked: Server) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Page, async_playwright, expect
 
-from omlx.actors.messages import CacheReport, EngineReport, ModelServed, RequestEnded
+from omlx.actors.stats_messages import CacheReport, EngineReport, ModelServed, RequestEnded
 from omlx.core.usage import CacheGauges, EngineGauges, ModelFacts
 from tests.sim.records import record, running_row
 from tests.web.stage import Served, dashboard

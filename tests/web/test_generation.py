@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from omlx.actors.messages import Accepted, Cancel, RequestRejected, Submit, TextDelta
+from omlx.actors.messages import Accepted, Cancel, Submit, TextDelta
 from omlx.actors.scheduler import TooManyRequests
+from omlx.actors.stats_messages import RequestRejected
 from omlx.core.plan import Uid
 from omlx.core.sequence import Request
 from omlx.kernel.mailbox import Mailbox, Ref
 from omlx.settings import load_settings
 from omlx.web.edge import Edge
-from omlx.web.generation import Actors, running
+from omlx.web.generation import Actors, Prepared, running
 
 REQUEST = Request("r", (1, 2), max_tokens=4)
 
@@ -30,7 +31,7 @@ class Desk:
         self.entered = asyncio.Event()
 
     async def wait_inside(self) -> None:
-        async with running(self.edge, self.actors, REQUEST) as stream:
+        async with running(self.edge, self.actors, Prepared(REQUEST)) as stream:
             self.entered.set()
             async for _ in stream:
                 pass

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from omlx.core.plan import Sampling
+from omlx.web.chat_schema import ChatRequest, conversation_of, generation_of, parse_chat
 from omlx.web.errors import ApiError
-from omlx.web.generation import conversation_of, sampling_of
-from omlx.web.schema import ChatRequest, logit_bias_of, parse_chat, stops_of, text_of
+from omlx.web.sampling import logit_bias_of, stops_of
 
 VOCABULARY = 300
 START = b'{"messages": [{"role": "user", "content": "hi"}], '
@@ -21,9 +21,13 @@ def parsed(**fields: Any) -> ChatRequest:
     return parse_chat(json.dumps({"messages": [USER], **fields}).encode())
 
 
+def sampling_of(request: ChatRequest) -> Sampling:
+    return generation_of(request, VOCABULARY).sampling
+
+
 def refusal(body: bytes) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        sampling_of(parse_chat(body), VOCABULARY)
+        sampling_of(parse_chat(body))
     error = caught.value
     assert error.status == 400
     assert error.kind == "invalid_request_error"
@@ -71,7 +75,7 @@ def test_a_number_that_is_none_or_out_of_range_is_refused_by_its_name(
 @pytest.mark.parametrize("field", OUT_OF_RANGE)
 def test_null_is_as_good_as_absent(field: str) -> None:
     """B77: clients send every field they know."""
-    assert sampling_of(parsed(**{field: None}), VOCABULARY) == sampling_of(parsed(), VOCABULARY)
+    assert sampling_of(parsed(**{field: None})) == sampling_of(parsed())
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "n", "seed", "top_k", "top_logprobs"])
@@ -93,13 +97,13 @@ def test_the_edges_of_every_range_are_inside() -> None:
         logprobs=True, top_logprobs=20,
     )  # fmt: skip
 
-    assert sampling_of(low, VOCABULARY).seed == -(2**63)
-    assert sampling_of(high, VOCABULARY).top_k == VOCABULARY - 1
-    assert sampling_of(high, VOCABULARY).top_logprobs == 20
+    assert sampling_of(low).seed == -(2**63)
+    assert sampling_of(high).top_k == VOCABULARY - 1
+    assert sampling_of(high).top_logprobs == 20
 
 
 def test_absent_fields_mean_what_they_mean_at_openai() -> None:
-    assert sampling_of(parsed(), VOCABULARY) == Sampling(temperature=1.0)
+    assert sampling_of(parsed()) == Sampling(temperature=1.0)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +228,7 @@ def test_all_parts_of_a_message_are_kept_in_order() -> None:
     parts = [{"type": "text", "text": "The code is 7."}, {"type": "text", "text": "Say it."}]
     request = parse_chat(with_messages([{"role": "user", "content": parts}]))
 
-    assert text_of(request.messages[0].content) == "The code is 7.Say it."
+    assert conversation_of(request).messages[0].text == "The code is 7.Say it."
 
 
 def test_an_assistant_that_only_calls_tools_needs_no_text() -> None:
@@ -266,7 +270,7 @@ def test_every_role_of_the_dialect_is_known(role: str) -> None:
 )
 def test_stop_strings_are_one_or_many_or_none(stop: object, meant: tuple[str, ...]) -> None:
     """B85: an empty list stops nothing; the model's own end still does."""
-    assert stops_of(parsed(stop=stop)) == meant
+    assert stops_of(parsed(stop=stop).stop) == meant
 
 
 @pytest.mark.parametrize(
@@ -301,6 +305,7 @@ def test_a_stop_that_is_no_text_or_empty_is_refused(stop: object, param: str) ->
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"response_format": {"type": 5}}, "response_format"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
     ],
 )
 def test_what_cannot_be_done_is_refused_and_not_ignored(fields: dict[str, Any], param: str) -> None:
@@ -325,13 +330,14 @@ def test_what_cannot_be_done_is_refused_and_not_ignored(fields: dict[str, Any], 
         {"response_format": {"type": "text"}},
         {"logprobs": False, "top_logprobs": 0},
         {"logit_bias": {}},
+        {"modalities": ["text"]},
         {"stream": False, "stream_options": None},
         {"store": True, "service_tier": "auto", "user": "me", "metadata": {"a": "b"}},
         {"prompt_cache_key": "k", "safety_identifier": "s", "verbosity": "low"},
     ],
 )
 def test_what_asks_for_nothing_is_no_reason_to_refuse(fields: dict[str, Any]) -> None:
-    assert sampling_of(parsed(**fields), VOCABULARY) == Sampling(temperature=1.0)
+    assert sampling_of(parsed(**fields)) == Sampling(temperature=1.0)
 
 
 def test_alternatives_need_log_probabilities() -> None:
@@ -353,7 +359,7 @@ def test_alternatives_need_log_probabilities() -> None:
 def test_log_probabilities_are_computed_when_they_are_asked(
     fields: dict[str, Any], meant: int | None
 ) -> None:
-    assert sampling_of(parsed(**fields), VOCABULARY).top_logprobs == meant
+    assert sampling_of(parsed(**fields)).top_logprobs == meant
 
 
 def test_biases_are_by_token_and_zeros_are_dropped_unseen() -> None:
@@ -416,6 +422,32 @@ def test_variables_go_to_the_template() -> None:
     request = parsed(chat_template_kwargs={"enable_thinking": False})
 
     assert json.loads(conversation_of(request).template_options or "") == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"reasoning_effort": None}, None),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low", "enable_thinking": True}),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}},
+            {"reasoning_effort": "low", "enable_thinking": False},
+        ),
+    ],
+)
+def test_how_much_to_think_is_the_templates_to_say(
+    fields: dict[str, Any], options: dict[str, Any] | None
+) -> None:
+    found = conversation_of(parsed(**fields)).template_options
+
+    assert (None if found is None else json.loads(found)) == options
+
+
+def test_an_effort_that_nobody_knows_is_refused() -> None:
+    body = json.dumps({"messages": [USER], "reasoning_effort": "huge"}).encode()
+
+    assert refusal(body).param == "reasoning_effort"
 
 
 @pytest.mark.parametrize(
