@@ -148,6 +148,7 @@ def build_actors(
         max_context=min(settings.max_context or model.max_context, model.max_context),
         chunk_tokens=min(settings.prefill_step_tokens, CHUNK_TOKENS[model.backend]),
         block_size=sizes.block_size,
+        decode_share=settings.decode_share,
         caching=caching,
         through=sizes.ssd_write_policy is WritePolicy.THROUGH,
         feeds_ahead=ahead,

@@ -16,9 +16,6 @@ if TYPE_CHECKING:  # it imports MLX, and what is said here of settings is also r
 
 log = logging.getLogger("omlx")
 
-WITHOUT_EFFECT = ("decode_share",)
-"""Settings that are understood, and that nothing acts on yet."""
-
 
 def announce(
     loaded: Loaded, model_id: str, model: LoadedModel, budget: Budget, root: Path | None
@@ -27,9 +24,6 @@ def announce(
     _say_model(model_id, model)
     _say_memory(loaded, model, budget)
     _say_cache(loaded, model, budget, root)
-    for name in WITHOUT_EFFECT:
-        if loaded.is_set(name):
-            log.warning("%s is set (%s) and has no effect yet", name, loaded.sources[name])
     for warning in (*model.notes, *loaded.warnings):
         log.warning("%s", warning)
 

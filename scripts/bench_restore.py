@@ -212,7 +212,7 @@ def main() -> None:
     blas.preload_fast_blas()
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--tokens", type=int, default=1500)
-    parser.add_argument("--threads", type=int, nargs="*", default=[4])
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2, 3])
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

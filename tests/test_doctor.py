@@ -361,15 +361,9 @@ def test_other_machines_reach_an_open_address(tmp_path: Path) -> None:
 def test_an_unknown_variable_is_told_with_the_one_that_was_meant(tmp_path: Path) -> None:
     loaded = load_settings({}, {"OMLX_PROT": "1"}, tmp_path)
 
-    text = only(checks.check_settings(loaded, ()), "warning")
+    text = only(checks.check_settings(loaded), "warning")
 
     assert "OMLX_PROT" in text and "did you mean OMLX_PORT?" in text
-
-
-def test_a_setting_without_effect_is_told(tmp_path: Path) -> None:
-    loaded = load_settings({}, {"OMLX_DECODE_SHARE": "0.2"}, tmp_path)
-
-    assert "no effect" in only(checks.check_settings(loaded, ("decode_share",)), "warning")
 
 
 def test_an_unwritable_home_is_told() -> None:

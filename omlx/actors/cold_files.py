@@ -143,6 +143,23 @@ class ColdFiles:
         else:
             self._cold.keep_deletes(blocks, paths)
 
+    def set_limit(self, limit_bytes: int) -> None:
+        """Have go what is beyond the limit. It is said before the first file is removed."""
+        ledger = self._cold.ledger
+        before, nbytes = len(ledger) + len(ledger.others), ledger.used_bytes
+        self._cold.set_limit(limit_bytes)
+        files = before - len(ledger) - len(ledger.others)
+        if nbytes > limit_bytes:
+            log.warning(
+                "the cache directory holds %.1f MB more than its limit of %.1f MB: "
+                "%d files of %d bytes are removed, those of other models and formats first",
+                (nbytes - limit_bytes) / 1e6,
+                limit_bytes / 1e6,
+                files,
+                nbytes - ledger.used_bytes,
+            )
+        self.delete()
+
     def writer_started(self) -> None:
         """It may have lost what it was told; what was written since is wanted."""
         blocks = [n for n in self._deleting if isinstance(n, bytes) and n not in self._cold.ledger]
@@ -274,15 +291,6 @@ class ColdFiles:
     def _all_counted(self) -> None:
         ledger = self._cold.ledger
         self._counting = self._count_failing = False
-        excess = ledger.used_bytes - ledger.limit_bytes
-        if excess > 0:
-            log.warning(
-                "the cache directory holds %.1f MB more than its limit of %.1f MB: "
-                "files are removed, those of other models and formats first",
-                excess / 1e6,
-                ledger.limit_bytes / 1e6,
-            )
-        self._cold.set_limit(ledger.limit_bytes)
-        self.delete()
+        self.set_limit(ledger.limit_bytes)
         self._cold.writable = self._health.state is TierState.OK and not self._count_due
         self._counted, self._written_since = {}, set()

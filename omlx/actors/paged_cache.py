@@ -202,7 +202,7 @@ class PagedCache(Actor):
         if limits.hot_bytes is not None:
             cache.pool.set_limit(limits.hot_bytes)
         if limits.ssd_bytes is not None:
-            cache.cold.set_limit(limits.ssd_bytes)
+            self._cold.set_limit(limits.ssd_bytes)
         if limits.pending_bytes is not None:
             cache.cold.block_writes.limit_bytes = max(1, limits.pending_bytes)
         if limits.gdn_pending_bytes is not None:

@@ -29,7 +29,9 @@ from __future__ import annotations
 import base64
 import math
 import struct
+from collections import deque
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -258,10 +260,12 @@ def decode(
     expected: Identity,
     tensors: Sequence[tuple[str, str, tuple[int, ...]]],
     data: memoryview,
+    digests: TensorDigests | None = None,
 ) -> tuple[HostTensor, ...]:
     """The tensors of a whole file: views into ``data``. Raises Unreadable.
 
     ``tensors``: (name, dtype, shape) of each tensor that the model's layout wants.
+    ``digests``: of all of ``data``, when it was hashed as it came.
     """
     header = read_header(expected, data)
     if chain_hash(expected.parent, expected.tokens) != expected.block_hash:
@@ -278,7 +282,7 @@ def decode(
     for name, (dtype, shape) in wanted.items():
         if found[name] != (dtype, shape):
             raise Unreadable(f"{name} is {found[name][0]}{found[name][1]}, want {dtype}{shape}")
-    verified = read_tensors(header, data, wanted)
+    verified = read_tensors(header, data, wanted, digests)
     return tuple(verified[name] for name in wanted)
 
 
@@ -290,14 +294,66 @@ def read_header(expected: Identity, data: memoryview) -> Header:
     return header
 
 
-def read_tensors(header: Header, data: memoryview, names: Container[str]) -> dict[str, HostTensor]:
+class TensorDigests:
+    """xxh3-128 of each tensor of a file, taken while the file is read.
+
+    What was just read is in the core's cache still; hashing a whole file afterwards would fetch it
+    from memory again. Where the header is none that we wrote, nothing is hashed: whoever reads the
+    header then says why.
+    """
+
+    def __init__(self, file_size: int) -> None:
+        self._file_size = file_size
+        self._hexdigests: dict[str, str] = {}
+        self._ahead: deque[tuple[str, int]] | None = None
+        """(name, byte after its last in the file) of each tensor to come; None: no header yet."""
+        self._hash = xxhash.xxh3_128()
+        self._hashed = 0
+        """Bytes of the file."""
+
+    def update(self, data: memoryview) -> None:
+        """Hash what is new in ``data``: the file from its start as far as it was read."""
+        if self._ahead is None:
+            self._begin(data)
+        while self._ahead:
+            name, stop = self._ahead[0]
+            new = data[self._hashed : stop]
+            self._hash.update(new)
+            self._hashed += len(new)
+            if self._hashed < stop:
+                break
+            self._hexdigests[name] = self._hash.hexdigest()
+            self._hash.reset()
+            self._ahead.popleft()
+
+    def get(self, name: str) -> str | None:
+        """The digest of a tensor, in hex; None when not all of it was seen."""
+        return self._hexdigests.get(name)
+
+    def _begin(self, data: memoryview) -> None:
+        if len(data) < LENGTH.size:
+            return
+        length = LENGTH.size + LENGTH.unpack_from(data)[0]
+        if len(data) < length <= LENGTH.size + HEADER_MAX:
+            return
+        self._ahead = deque()
+        with suppress(Unreadable):
+            header = decode_header(data, self._file_size)
+            self._hashed = header.length
+            self._ahead += [(name, header.length + stop) for name, *_, stop in header.tensors]
+
+
+def read_tensors(
+    header: Header, data: memoryview, names: Container[str], digests: TensorDigests | None = None
+) -> dict[str, HostTensor]:
     """Tensors of a whole file by their names, checksums verified. Raises Unreadable."""
     tensors: dict[str, HostTensor] = {}
     for name, dtype, shape, start, stop in header.tensors:
         if name not in names:
             continue
         payload = data[header.length + start : header.length + stop]
-        if xxhash.xxh3_128_hexdigest(payload) != header.checksums.get(name):
+        found = xxhash.xxh3_128_hexdigest(payload) if digests is None else digests.get(name)
+        if found is None or found != header.checksums.get(name):
             raise Unreadable(f"{name} does not match its checksum")
         tensors[name] = HostTensor(name, dtype, shape, payload)
     return tensors

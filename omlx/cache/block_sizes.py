@@ -13,6 +13,9 @@ from omlx.cache.tickets import StoreWish
 class BlockSizes:
     bytes_per_token: int
     checkpoint_bytes: int
+    header_bytes: int = 0
+    """What a file's header takes at most. Counted before the file is there, or many small files
+    that are on their way would together exceed the limit."""
 
     def in_ram(self, tokens: PackedTokens, place: Place | None) -> int:
         """Of a block, or of a checkpoint."""
@@ -21,6 +24,6 @@ class BlockSizes:
         return num_tokens(tokens) * self.bytes_per_token
 
     def in_file(self, wish: StoreWish) -> int:
-        """Before any codec, and without the header."""
+        """At most: before any codec."""
         embedded = self.checkpoint_bytes if wish.carries is not None else 0
-        return self.in_ram(wish.tokens, wish.place) + embedded
+        return self.in_ram(wish.tokens, wish.place) + embedded + self.header_bytes

@@ -26,12 +26,14 @@ from omlx.cache.block_file import (
     Header,
     HostTensor,
     Identity,
+    TensorDigests,
     Unreadable,
     read_header,
     read_tensors,
 )
 from omlx.cache.blocks import chain_hash, num_tokens, state_hash
 from omlx.cache.checkpoints import Place
+from omlx.cache.finite import INFINITY_BITS, all_finite_bits
 from omlx.cache.hybrid_cache import StateSpec
 
 RAW = "raw"
@@ -76,19 +78,28 @@ def encode_states(
 
 
 def decode_states(
-    expected: Identity, data: memoryview, specs: Sequence[StateSpec]
+    expected: Identity,
+    data: memoryview,
+    specs: Sequence[StateSpec],
+    digests: TensorDigests | None = None,
 ) -> tuple[HostTensor, ...]:
-    """Every state, decoded, in the order of ``specs``. Raises Unreadable."""
+    """Every state, decoded, in the order of ``specs``. Raises Unreadable.
+
+    ``digests``: of all of ``data``, when it was hashed as it came.
+    """
     name = state_hash(expected.parent, expected.tokens)
     if name != expected.block_hash:
         raise Unreadable("its name is not the hash of its tokens")
     header = read_header(expected, data)
     names = {name for name, *_ in header.tensors}
-    return _decode_all(header, read_tensors(header, data, names), specs)
+    return _decode_all(header, read_tensors(header, data, names, digests), specs)
 
 
 def decode_embedded(
-    expected: Identity, data: memoryview, specs: Sequence[StateSpec]
+    expected: Identity,
+    data: memoryview,
+    specs: Sequence[StateSpec],
+    digests: TensorDigests | None = None,
 ) -> tuple[HostTensor, ...]:
     """The states of a checkpoint out of the file of the block that ends with it."""
     block = Identity(
@@ -99,7 +110,7 @@ def decode_embedded(
     )
     header = read_header(block, data)
     names = {name for name, *_ in header.tensors if name.startswith(STATE_PREFIX)}
-    return _decode_all(header, read_tensors(header, data, names), specs)
+    return _decode_all(header, read_tensors(header, data, names, digests), specs)
 
 
 def _decode_all(
@@ -134,17 +145,19 @@ def _decode(
         if not _all_finite(tensor):
             raise ValueError(f"{spec.name} holds values that are not finite")
         return tensor
-    layout = codecs.layout(codec, spec.name, spec.shape)
-    state = codecs.decode(spec.name, metadata, [tensors.pop(name) for name, _, _ in layout])
+    stored = [tensors.pop(name) for name, _, _ in codecs.layout(codec, spec.name, spec.shape)]
+    state = codecs.decode(spec.name, metadata, stored)
+    if np.shares_memory(state, stored[0].data):
+        # The file's own bytes, as a part of its buffer: so its holder sees that it holds that.
+        return HostTensor(spec.name, spec.dtype, spec.shape, stored[0].data)
     return HostTensor(spec.name, spec.dtype, spec.shape, _bytes_of(state))
 
 
 def _all_finite(tensor: HostTensor) -> bool:
-    if tensor.dtype != "bfloat16":
-        return bool(np.isfinite(np.frombuffer(tensor.data, tensor.dtype)).all())
-    # NumPy has no such type: not finite is what has every bit of the exponent set.
-    bits = np.frombuffer(tensor.data, np.uint16)
-    return bool(((bits & 0x7F80) != 0x7F80).all())
+    if tensor.dtype not in INFINITY_BITS:
+        return True  # integers
+    bits = np.uint32 if tensor.dtype == "float32" else np.uint16
+    return all_finite_bits(tensor.dtype, np.frombuffer(tensor.data, bits))
 
 
 def _bytes_of(state: np.ndarray[Any, Any]) -> memoryview:

@@ -49,6 +49,7 @@ import numpy as np
 import numpy.typing as npt
 
 from omlx.cache.block_file import DTYPES, HostTensor
+from omlx.cache.finite import all_finite
 
 CODECS = ("fp32", "bf16", "int8", "rht_int8", "rht_int16")
 VERSION = "1"
@@ -126,7 +127,7 @@ def encode(codec: str, name: str, state: Float32) -> Encoded:
         raise ValueError(f"{name} is {state.dtype}, codecs are for float32")
     forms = layout(codec, name, state.shape)
     rows = np.ascontiguousarray(state).reshape(-1, state.shape[-1])
-    if not _all_finite(rows):
+    if not all_finite(rows):
         raise NotFinite(f"{name} has values that are not finite")
     match codec:
         case "fp32":
@@ -158,7 +159,7 @@ def decode(name: str, metadata: Metadata, tensors: Sequence[HostTensor]) -> Floa
     match codec:
         case "fp32":
             state = arrays[0].astype(np.float32, copy=False)
-            if not _all_finite(state):
+            if not all_finite(state):
                 raise Undecodable(f"{name} has values that are not finite")
         case "bf16":
             state = _decode_bf16(name, arrays[0])
@@ -238,11 +239,6 @@ def _chunks(array: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
     flat = array.reshape(-1)
     for start in range(0, len(flat), _CHUNK_ITEMS):
         yield start, flat[start : start + _CHUNK_ITEMS]
-
-
-def _all_finite(values: Float32) -> bool:
-    # In one piece: with several threads each call hands the interpreter over and waits for it.
-    return bool(np.isfinite(values).all())
 
 
 # ── by rows ──────────────────────────────────────────────────────────────────────────────────────

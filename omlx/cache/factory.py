@@ -38,6 +38,11 @@ def namespace_of(fingerprint: str, config: ModelCacheConfig, block_size: int) ->
     return hashlib.sha256(joined).hexdigest()[:16]
 
 
+def header_bytes(config: ModelCacheConfig, block_size: int) -> int:
+    """What the header of a file takes, or somewhat more: names, token ids, a line a tensor."""
+    return 1024 + 6 * block_size + 250 * (len(config.tensors) + 2 * len(config.states))
+
+
 class CacheFactory:
     @staticmethod
     def build(namespace: str, config: ModelCacheConfig, sizes: CacheSizes) -> BlockAwarePrefixCache:
@@ -50,6 +55,7 @@ class CacheFactory:
             pending_limit_bytes=sizes.pending_limit_bytes,
             gdn_pending_limit_bytes=sizes.gdn_pending_limit_bytes,
             checkpoint_bytes=config.checkpoint_bytes,
+            header_bytes=header_bytes(config, sizes.block_size),
             initial_blocks=sizes.initial_blocks,
             max_blocks=sizes.max_blocks,
             write_policy=sizes.ssd_write_policy,

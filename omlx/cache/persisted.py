@@ -123,14 +123,14 @@ class PersistedBlocks:
                 break
             if not self._persisted(node.parent) or cold.is_to_be_removed(block_hash):
                 continue
-            if not cold.queue_of(node.place).has_room(node.size):
-                continue
-            if not cold.begin_write(node.parent, node.size, node.place):
+            size = node.size + self._sizes.header_bytes
+            has_room = cold.queue_of(node.place).has_room(size)
+            if not has_room or not cold.begin_write(node.parent, size, node.place):
                 continue
             del self._dirty[block_hash]
             block_id = self._pool.get(block_hash)
             assert block_id is not None, "a dirty block is in RAM"
-            node.pending, node.reserved = True, node.size
+            node.pending, node.reserved = True, size
             self._with_the_writer(node)
             tickets.append(WriteTicket(block_id, block_hash, node.parent, node.tokens, node.place))
         return tickets

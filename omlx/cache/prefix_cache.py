@@ -64,6 +64,7 @@ class BlockAwarePrefixCache:
         pending_limit_bytes: int,
         gdn_pending_limit_bytes: int = 512_000_000,
         checkpoint_bytes: int = 0,
+        header_bytes: int = 0,
         initial_blocks: int = 256,
         max_blocks: int = 1 << 20,
         write_policy: WritePolicy = WritePolicy.BEHIND,
@@ -81,7 +82,7 @@ class BlockAwarePrefixCache:
             on_block_hash_dropped=self._hot_dropped,
             order=order,
         )
-        self._sizes = BlockSizes(bytes_per_token, checkpoint_bytes)
+        self._sizes = BlockSizes(bytes_per_token, checkpoint_bytes, header_bytes)
         self._tree = PrefixTree(block_size)
         self._filling: dict[BlockHash, StoreTicket | None] = {}
         """Blocks to be sealed, by their tickets; None for a cold one that is being promoted."""
@@ -314,7 +315,8 @@ class BlockAwarePrefixCache:
         for node in list(self._tree.nodes.values()):
             node.hot = False
             self._tree.drop_if_gone(node)
-        self.cold.set_limit(self.cold.ledger.limit_bytes)
+        if self.cold.writable:  # else not everything is counted, and whoever counts sees to it
+            self.cold.set_limit(self.cold.ledger.limit_bytes)
 
     def touch(self, chain: Iterable[BlockHash]) -> None:
         """A sequence ended: its chain, from head to tail, was in use until now."""

@@ -144,17 +144,22 @@ class PrefixTree:
                 yield start + count, node
 
     def _best_child(self, parent: BlockHash, tokens: PackedTokens) -> tuple[Node | None, int]:
-        """The child that shares the most leading tokens, and how many."""
+        """The child that shares the most leading tokens, and how many.
+
+        Of two that share as many, one that is in RAM: an end that is also in a file of its own
+        need not be read while a longer one holds it.
+        """
         children = self._blocks.get(parent)
         if not children:
             return None, 0
         index = bisect_left(children, (tokens, b""))
         best: Node | None = None
         most = 0
-        for neighbour in children[max(0, index - 1) : index + 1]:
-            common = num_common(neighbour[0], tokens)
-            if common > most:
-                best, most = self.nodes[neighbour[1]], common
+        for names, name in children[max(0, index - 1) : index + 2]:
+            common, node = num_common(names, tokens), self.nodes[name]
+            warmer = best is not None and node.hot and not best.hot
+            if common > most or (common == most and warmer):
+                best, most = node, common
         return best, most
 
     def children(self, parent: BlockHash) -> list[Node]:

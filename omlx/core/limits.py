@@ -33,6 +33,8 @@ class SchedulerLimits:
     """Tokens of restored prefixes with one step while rows decode; None: all there are."""
     hot_is_free: bool = False
     """Blocks in RAM don't count against ``restore_tokens``: the device joins them."""
+    decode_share: float = 0.5
+    """Of the time while prompts are computed: what running streams keep."""
     through: bool = False
     """A request does not end before its blocks have files."""
     patience_s: float = 2.0

@@ -1,36 +1,85 @@
-"""Whose prompt is computed in the next step, and which rows can decode after it."""
+"""Whose prompt is computed in the next step, when the running streams must have their turn first,
+and which rows can decode after it.
+
+A step computes chunks of prompts, together no longer than one whole chunk. Every other chunk goes
+to the oldest prompt, the ones between to the one with least left: a short prompt that arrives
+during a long one waits for about as many chunks as it has itself, and the long one always gets on.
+
+A chunk takes longer than a decoding step, and for its time the streams stand still. They are owed
+for it: until they have had ``decode_share`` of the time, steps only decode. Chunks themselves stay
+as long as they are, because where a prompt is cut must not depend on who else is served.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from omlx.core.limits import SchedulerLimits
-from omlx.core.plan import Fork, Prefill, Uid
+from omlx.core.plan import Fork, Prefill, StepResult, Uid
 from omlx.core.sequence import Sequence, State
 
+MOST_SHARE = 0.99
+"""Even who gives everything to the streams lets prompts get on a little."""
 
-def next_prefills(
-    running: Mapping[Uid, Sequence], limits: SchedulerLimits
-) -> tuple[list[Prefill], list[Fork], list[Uid]]:
-    """One chunk of the oldest unfinished prompt, and every row that then can decode."""
-    prefills: list[Prefill] = []
-    forks: list[Fork] = []
-    starts: list[Uid] = []
-    for sequence in running.values():
-        if sequence.state is not State.PREFILL:
-            continue
-        position = sequence.num_computed
-        if not prefills:
-            position = sequence.next_stop(limits.chunk_tokens)
-        computed_now = position > sequence.num_computed
-        if computed_now:
-            prefills.append(Prefill(sequence.uid, position))
-        done = position == sequence.last_prompt_position
-        if done and not (computed_now and limits.cut_before_decode):
-            starts.append(sequence.uid)
-    for leader in [running[uid] for uid in starts]:
-        forks += [follower.fork(leader) for follower in followers(leader, running)]
-    return prefills, forks, [*starts, *(fork.uid for fork in forks)]
+
+class Prefills:
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self._limits = limits
+        share = min(limits.decode_share, MOST_SHARE)
+        self._debt_rate = share / (1.0 - share)
+        self._owed_s = 0.0
+        """Of decoding, that the running streams have not had yet; below 0: had before."""
+        self._oldest_next = True
+
+    def ran(self, result: StepResult, *, decoding: bool) -> None:
+        """Account for a step; ``decoding``: whether streams ran beside its prompts."""
+        if not decoding:
+            self._owed_s = 0.0
+            return
+        owed = self._owed_s + self._debt_rate * result.prefill_s - result.decode_s
+        self._owed_s = max(-result.decode_s, owed)  # a step more than owed is not lost
+
+    def next(
+        self, running: Mapping[Uid, Sequence], *, decoding: bool
+    ) -> tuple[list[Prefill], list[Fork], list[Uid]]:
+        """Chunks of prompts to compute, and every row that then can decode."""
+        waits = decoding and self._owed_s > 0
+        stops = {} if waits else dict(self._chunks(running))
+        starts: list[Uid] = []
+        for sequence in running.values():
+            if sequence.state is State.PREFILL:
+                stop = stops.get(sequence.uid, sequence.num_computed)
+                done = stop == sequence.last_prompt_position
+                if done and not (sequence.uid in stops and self._limits.cut_before_decode):
+                    starts.append(sequence.uid)
+        forks: list[Fork] = []
+        for leader in [running[uid] for uid in starts]:
+            forks += [follower.fork(leader) for follower in followers(leader, running)]
+        prefills = [Prefill(uid, stop) for uid, stop in stops.items()]
+        return prefills, forks, [*starts, *(fork.uid for fork in forks)]
+
+    def _chunks(self, running: Mapping[Uid, Sequence]) -> Iterator[tuple[Uid, int]]:
+        """(sequence, where its chunk ends) of those that fit into a step."""
+        limits = self._limits
+        oldest_first = [
+            s
+            for s in running.values()
+            if s.state is State.PREFILL and s.num_computed < s.last_prompt_position
+        ]
+        if not oldest_first:
+            return
+        order = sorted(oldest_first, key=lambda s: s.last_prompt_position - s.num_computed)
+        if self._oldest_next:
+            order = [oldest_first[0], *(s for s in order if s is not oldest_first[0])]
+        self._oldest_next = order[0] is not oldest_first[0]
+        room = limits.chunk_tokens
+        for sequence in order:
+            stop = sequence.next_stop(limits.chunk_tokens)
+            length = stop - sequence.num_computed
+            if length > room:
+                return
+            room -= length
+            yield sequence.uid, stop
 
 
 def followers(leader: Sequence, running: Mapping[Uid, Sequence]) -> list[Sequence]:

@@ -1,7 +1,7 @@
 """Which sequence gets what in the next step. Pure: it decides, others look up and compute.
 
 One round is: ``settle_work`` to the cache, ``settled`` back; ``plan`` to the engine, ``apply``
-back. A step decodes one token for every decoding row and computes one chunk of one prompt, so a
+back. A step decodes one token for every decoding row and computes a chunk of prompts, so a
 running stream never waits for more than a chunk. Chunks end at multiples of ``chunk_tokens``
 counted from the prompt's first token: where a prompt is cut depends on the prompt alone, never on
 what was cached, so that cold and restored runs round alike.
@@ -34,7 +34,7 @@ from omlx.core.plan import (
     Uid,
     Written,
 )
-from omlx.core.prefills import followers, next_prefills
+from omlx.core.prefills import Prefills, followers
 from omlx.core.restores import Restores
 from omlx.core.sequence import Request, Sequence, State, Times
 from omlx.core.text import Detokenizer, TextStream
@@ -63,6 +63,7 @@ class Scheduler:
         """Sequences with a slot, in the order of their arrival."""
         self._outbox = Outbox()
         self._ending: set[Uid] = set()
+        self._prefills = Prefills(limits)
         self._restores = Restores(limits, self._outbox)
         self._stores: list[Store] = []
         self._writes: list[WriteTicket] = []
@@ -240,7 +241,7 @@ class Scheduler:
         removes += self._restores.take_unloads()
         decoding = any(s.state is State.DECODE for s in self._running.values())
         loads, admits = self._restores.next_rows(self._running.values(), decoding=decoding)
-        prefills, forks, starts = next_prefills(self._running, self.limits)
+        prefills, forks, starts = self._prefills.next(self._running, decoding=decoding)
         plan = StepPlan(
             tuple(self._drops),
             tuple(self._stores),
@@ -263,6 +264,7 @@ class Scheduler:
         if isinstance(result, StepFailed):
             self._step_failed(plan, result, now_s)
             return
+        self._prefills.ran(result, decoding=plan.decode)
         for fault in result.faults:
             self._fault(fault, now_s)
         faulty = {fault.uid for fault in result.faults}

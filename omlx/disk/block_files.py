@@ -146,19 +146,19 @@ class BlockFiles:
         most = payload_bytes + HEADER_MAX + LENGTH.size
         path = self._name(expected.block_hash, checkpoint)
         try:
-            data, status = self._files.read(path, most)
+            data, status, digests = self._files.read(path, most)
         except FileNotFoundError:
             if not checkpoint:
                 raise
             # Not removed when its states are damaged: the block's own tensors may be sound.
             carrier = self._name(chain_hash(expected.parent, expected.tokens))
-            data, _ = self._files.read(carrier, most)
-            return decode_embedded(expected, data, self._config.states)
+            data, _, digests = self._files.read(carrier, most)
+            return decode_embedded(expected, data, self._config.states, digests)
         try:
             if checkpoint:
-                return decode_states(expected, data, self._config.states)
+                return decode_states(expected, data, self._config.states, digests)
             wanted = [(spec.name, spec.dtype, spec.shape(count)) for spec in self._config.tensors]
-            return decode(expected, wanted, data)
+            return decode(expected, wanted, data, digests)
         except Unreadable:
             self._files.remove_damaged(path, status)
             raise

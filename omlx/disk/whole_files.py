@@ -24,18 +24,20 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Lock
 
 import numpy as np
 
-from omlx.cache.block_file import Unreadable
+from omlx.cache.block_file import TensorDigests, Unreadable
 from omlx.disk.directory import CacheDirectory
 from omlx.disk.layout import folders_above, temporary_path
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+_PIECE_BYTES = 1 << 20
+"""Read and hashed at a time: it is in the core's second cache in between."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -85,8 +87,8 @@ class WholeFiles:
         self._directory.ensure()
         self._make_folders(f"{folder}/")
 
-    def read(self, path: str, most: int) -> tuple[memoryview, os.stat_result]:
-        """A whole file of at most ``most`` bytes, and what it was when it was opened.
+    def read(self, path: str, most: int) -> tuple[memoryview, os.stat_result, TensorDigests]:
+        """A whole file of at most ``most`` bytes, what it was when it was opened, its digests.
 
         Marks it as used. Raises NotAFile, Unreadable when it is longer, and OSError.
         """
@@ -99,13 +101,14 @@ class WholeFiles:
                 raise Unreadable(f"the file has {size} bytes, far more than the block")
             # Not bytearray: that fills with zeros what is about to be read.
             data = np.empty(size, np.uint8).data
-            count = self.fill(fd, data)
+            digests = TensorDigests(size)
+            count = self.fill(fd, data, digests.update)
             with suppress(OSError):
                 self._fs.touch(fd)  # recency survives a restart
         finally:
             with suppress(OSError):
                 self._fs.close(fd)
-        return data[:count], status
+        return data[:count], status, digests
 
     def open(self, path: str) -> tuple[int, os.stat_result]:
         """Open a file for reading; the caller closes it. Raises NotAFile or OSError."""
@@ -125,16 +128,23 @@ class WholeFiles:
             raise
         return fd, status
 
-    def fill(self, fd: int, buffer: memoryview) -> int:
-        """Read into ``buffer`` from the file's start; returns fewer bytes only where it ends."""
-        position = 0
+    def fill(
+        self, fd: int, buffer: memoryview, seen: Callable[[memoryview], None] | None = None
+    ) -> int:
+        """Read into ``buffer`` from the file's start; returns fewer bytes only where it ends.
+
+        ``seen``: read in pieces, and show it all that was read so far after each.
+        """
+        position, piece = 0, buffer.nbytes if seen is None else _PIECE_BYTES
         while position < buffer.nbytes:
-            count = self._fs.preadv(fd, buffer[position:], position)
+            count = self._fs.preadv(fd, buffer[position : position + piece], position)
             if count == 0:
                 if self._fs.fstat(fd).st_size > position:
                     raise OSError(errno.EIO, "the file can be read in part only")
                 break
             position += count
+            if seen is not None:
+                seen(buffer[:position])
         return position
 
     def remove(self, path: str) -> None:

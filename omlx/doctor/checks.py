@@ -215,16 +215,12 @@ def check_port(port: Port) -> list[Finding]:
 # ── settings and keys ────────────────────────────────────────────────────────────────────────
 
 
-def check_settings(loaded: Loaded, without_effect: tuple[str, ...]) -> list[Finding]:
+def check_settings(loaded: Loaded) -> list[Finding]:
     """What is set and does not do what one may think."""
     area = "settings"
     found = [warning(area, *_split(text, "look at the settings below")) for text in loaded.warnings]
-    for name in without_effect:
-        if loaded.is_set(name):
-            text = f"{name} is set ({loaded.sources[name]}) and has no effect yet"
-            found.append(warning(area, text, "unset it"))
     if not found:
-        found.append(ok(area, "each one that is set is known and has an effect"))
+        found.append(ok(area, "each one that is set is known"))
     return found
 
 

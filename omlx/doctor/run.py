@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from omlx.announce import WITHOUT_EFFECT
 from omlx.budget import (
     FLOAT32_SHARE,
     Budget,
@@ -84,7 +83,7 @@ def examine(flags: Mapping[str, object], environ: Mapping[str, str]) -> Report:
         *checks.check_promises(mlx, machine, disk.read_bytes_per_s if tier_on else None),
         *checks.check_keys(loaded),
         *refused,
-        *([] if refused else checks.check_settings(loaded, WITHOUT_EFFECT)),
+        *([] if refused else checks.check_settings(loaded)),
         *checks.check_home(look_at_home(loaded.home)),
     ]
     return Report(tuple(found), loaded, budget, lines, mlx, disk)

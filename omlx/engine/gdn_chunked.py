@@ -12,21 +12,21 @@ form). With b the running sum of log g, K, Q, V the chunk's rows and D their d,
     A[t, i]   = beta_t e^(b_t - b_i) k_t.k_i   for i < t, else 0
 
 so one triangular inverse gives D = U - W S0^T. U and W do not depend on the state, and are made
-for all chunks at once. What remains in order is one small step a chunk, and there are two:
+for all chunks at once. What remains in order is one small step a chunk:
 
-    direct   D = U - W S0^T;  S1 = e^b S0 + D^T K'             the fewest FLOPs: CPU
-    affine   S1 = S0 P + R,  P = e^b I - W^T K', R = U^T K'    one operation a chunk: GPU
+    D = U - W S0^T;   S1 = e^b S0 + D^T K'
 
 Decays are exp of sums of log gates between two tokens, never a quotient, so nothing overflows, and
 the sums are made per pair, so a weak gate after a strong one keeps its digits. The inverse doubles
 blocks, [[X, 0], [-Y L X, Y]]; the power series of A would lose every digit on a prompt that
 repeats one token.
 
-On CUDA, MLX multiplies float32 matrices in TF32 unless MLX_ENABLE_TF32=0, which leaves an error of
-about 1e-3 in the state instead of 1e-6. ``install`` therefore sets that variable.
+On CUDA a kernel that goes token by token is faster (``gdn_kernel``), and chunks are for the shapes
+that it does not take. MLX multiplies float32 matrices there in TF32 unless MLX_ENABLE_TF32=0, which
+leaves an error of about 1e-3 in the state instead of 1e-6; ``install`` sets that variable.
 
 One token alone, as in decoding, needs no chunk: on CPU two products do (``one_token``). On CUDA
-mlx-lm's step stays: in the one measurement there, of one row, it gave 109 tok/s and this one 68.
+mlx-lm's step stays: in the one measurement there, of one row, it gave 120 tok/s, the kernel 107.
 
 Gates per key dimension (Kimi, Bailing) keep mlx-lm's loop: their decays do not factor out of k.k,
 so A would need a product per pair and dimension, or exponentials of positive sums.
@@ -44,10 +44,12 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models import gated_delta
 
+from omlx.engine import gdn_kernel
+
 _theirs = gated_delta.gated_delta_update
 
 LOOP_TOKENS = 7
-"""From two to so many tokens mlx-lm's loop is as fast."""
+"""From two to so many tokens mlx-lm's loop is as fast as chunks."""
 
 _CPU_CHUNK, _GPU_CHUNK = 16, 128
 _CPU_SEGMENT, _GPU_SEGMENT = 1 << 12, 1 << 18
@@ -107,8 +109,10 @@ def update(
     a token counts. Returns y (B, T, Hv, Dv) as q's dtype and the state (B, Hv, Dv, Dk), float32.
     """
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
-    alone = q.shape[1] == 1 and mask is None and on_cpu
-    if a.ndim != 3 or (q.shape[1] <= LOOP_TOKENS and not alone):
+    tokens = q.shape[1]
+    alone = tokens == 1 and mask is None and on_cpu
+    kernel = tokens > 1 and gdn_kernel.fits(q, v)
+    if a.ndim != 3 or not (alone or kernel or tokens > LOOP_TOKENS):
         return _theirs(
             q,
             k,
@@ -126,12 +130,14 @@ def update(
     beta = mx.sigmoid(b)
     if allow_neg_eigval:
         beta = beta * 2.0
-    if alone:
+    if alone or kernel:
         if lower_bound is None:
             g = gated_delta.compute_g(A_log, a, dt_bias)
         else:
             g = gated_delta.compute_lower_bound_g(A_log, a, dt_bias, lower_bound)
-        return one_token(q, k, v, g, beta, state)
+        if alone:
+            return one_token(q, k, v, g, beta, state)
+        return gdn_kernel.delta_rule(q, k, v, g, beta, state, mask)
     rate = mx.exp(A_log.astype(mx.float32))
     if lower_bound is None:
         log_g = -rate * nn.softplus(a + dt_bias)
@@ -155,8 +161,10 @@ def delta_rule(
     """Apply the rule to any number of tokens; shapes as in ``update``, log_g and beta (B, T, Hv).
 
     log_g is <= 0, -inf included. A masked token leaves the state as it is; its y means nothing.
-    ``chunk`` (a power of two) is for measuring.
+    ``chunk`` (a power of two) is for measuring: with it chunks do it, on CUDA too.
     """
+    if chunk is None and gdn_kernel.fits(q, v):
+        return gdn_kernel.delta_rule(q, k, v, mx.exp(log_g), beta, state, mask)
     B, T, Hk, Dk = q.shape
     Hv, Dv = v.shape[2:]
     on_gpu = mx.default_device() == mx.Device(mx.gpu)
@@ -175,7 +183,7 @@ def delta_rule(
     ys: list[mx.array] = []
     for start in range(0, rows[0].shape[1], step):
         part = [x[:, start : start + step] for x in rows]
-        y, s = _segment(*part, s, *_constants(chunk), affine=on_gpu)
+        y, s = _segment(*part, s, *_constants(chunk))
         ys.append(y)
     y = ys[0] if len(ys) == 1 else mx.concatenate(ys, axis=1)
     return y[:, :T], s.reshape(B, Hv, Dv, Dk)
@@ -242,11 +250,8 @@ def _segment(
     lower: mx.array,
     strict: mx.array,
     *below: mx.array,
-    affine: bool,
 ) -> tuple[mx.array, mx.array]:
     """Apply the rule to whole chunks: N of them, of C tokens, with heads as (Hk, Hv / Hk).
-
-    Not mx.compile'd: on CUDA that saves a fifth of prefill and takes 40 s to build, once a boot.
 
     state: (1, B, Hk, Hv / Hk, Dv, Dk), as is the one returned with y (B, N * C, Hv, Dv).
     """
@@ -277,52 +282,18 @@ def _segment(
     rows = mx.concatenate([k * (-beta * from_start)[..., None], v * beta[..., None]], axis=-1)
     wu = _inverse(a, below) @ rows  # (.., C, Dk + Dv): -W and U
     through = from_start[..., -1, None, None]
-    scan = _affine if affine else _direct
-    y, state = scan(wu, reads, seen, written, through, state)
-    y = y.transpose(1, 0, 4, 2, 3, 5).reshape(B, T, Hv, Dv)
-    return y.astype(dtype), state
-
-
-def _direct(
-    wu: mx.array,
-    reads: mx.array,
-    seen: mx.array,
-    written: mx.array,
-    through: mx.array,
-    state: mx.array,
-) -> tuple[mx.array, mx.array]:
-    count, key_dim = wu.shape[0], seen.shape[-1]
     starts: list[mx.array] = []
     deltas: list[mx.array] = []
-    parts = [mx.split(x, count) for x in (*mx.split(wu, [key_dim], axis=-1), written, through)]
+    parts = [mx.split(x, N) for x in (*mx.split(wu, [k.shape[-1]], axis=-1), written, through)]
     for w, u, keys, passed in zip(*parts, strict=True):
         starts.append(state)
         delta = mx.addmm(u, w, state.swapaxes(-1, -2))
         deltas.append(delta)
         state = mx.addmm(state * passed, delta.swapaxes(-1, -2), keys)
     start = mx.concatenate(starts).swapaxes(-1, -2)
-    return mx.addmm(reads @ mx.concatenate(deltas), seen, start), state
-
-
-def _affine(
-    wu: mx.array,
-    reads: mx.array,
-    seen: mx.array,
-    written: mx.array,
-    through: mx.array,
-    state: mx.array,
-) -> tuple[mx.array, mx.array]:
-    count, key_dim = wu.shape[0], seen.shape[-1]
-    w, u = (x.swapaxes(-1, -2) for x in mx.split(wu, [key_dim], axis=-1))
-    p = w @ written + through * mx.eye(key_dim)  # (.., Dk, Dk)
-    r = u @ written  # (.., Dv, Dk)
-    starts: list[mx.array] = []
-    for p_one, r_one in zip(mx.split(p, count), mx.split(r, count), strict=True):
-        starts.append(state)
-        state = mx.addmm(r_one, state, p_one)
-    start = mx.concatenate(starts).swapaxes(-1, -2)
-    from_state, own = mx.split(reads @ wu, [key_dim], axis=-1)
-    return mx.addmm(own, seen + from_state, start), state
+    y = mx.addmm(reads @ mx.concatenate(deltas), seen, start)
+    y = y.transpose(1, 0, 4, 2, 3, 5).reshape(B, T, Hv, Dv)
+    return y.astype(dtype), state
 
 
 def _inverse(a: mx.array, below: tuple[mx.array, ...]) -> mx.array:

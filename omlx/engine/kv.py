@@ -41,8 +41,9 @@ from omlx.engine.join import Block, join, on_device, on_host
 BlockArrays = tuple[mx.array, ...]
 """A block's payload as MLX arrays, evaluated; see ``join.Block``."""
 
-WASTE_BYTES_MAX = 8192
-"""A block that was read keeps its whole file in memory; more than a header on top is too much."""
+WASTE_BYTES_MAX = 64 << 10
+"""A block that was read keeps its whole file in memory; more than a header on top is too much.
+That of a checkpoint of a hundred states takes some tens of kilobytes."""
 
 
 class UnsupportedModel(Exception):

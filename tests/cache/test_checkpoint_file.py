@@ -84,6 +84,13 @@ def test_every_state_comes_back_within_its_codecs_error(codec: str) -> None:
         assert off <= FAR[codec]
 
 
+def test_states_that_were_not_encoded_are_the_files_own_bytes() -> None:
+    """So their holder sees, by the buffer, that all of them share one, and copies none."""
+    file = file_of(stored("fp32"))
+
+    assert all(tensor.data.obj is file for tensor in read(file))
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_convolution_tails_stay_raw_and_states_do_not(codec: str) -> None:
     """B26: the codec applies to every recurrent state, whatever its place, and to nothing else."""
@@ -265,6 +272,23 @@ def test_a_stored_tail_that_is_not_finite_is_a_miss() -> None:
 
     with pytest.raises(Unreadable):
         read(file_of(content))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits"), [("float16", 0x7C00), ("float16", 0xFE00), ("bfloat16", 0x7F80)]
+)
+def test_a_stored_tail_of_16_bits_that_is_not_finite_is_a_miss(dtype: str, bits: int) -> None:
+    specs = (StateSpec("gdn.0.0", (3, 10), dtype), *SPECS[1:])
+    tail = np.zeros((3, 10), np.uint16)
+    for last, sound in ((0x7BFF, True), (bits, False)):
+        tail[2, 9] = last
+        tensor = HostTensor("gdn.0.0", dtype, (3, 10), memoryview(tail.tobytes()))
+        file = file_of(encode_states("fp32", IDENTITY, Place.TURN, (tensor, *STATES[1:]), specs))
+        if sound:
+            assert bytes(read(file, specs)[0].data) == tail.tobytes()
+        else:
+            with pytest.raises(Unreadable, match="not finite"):
+                read(file, specs)
 
 
 @pytest.mark.parametrize(

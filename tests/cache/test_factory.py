@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
-from omlx.cache.factory import CacheFactory, CacheSizes, namespace_of
-from omlx.cache.hybrid_cache import LayerConfig, LayerKind, ModelCacheConfig
+from omlx.cache.block_file import HostTensor, Identity, encode_header
+from omlx.cache.blocks import BlockHash, PackedTokens
+from omlx.cache.checkpoint_file import encode_states
+from omlx.cache.checkpoints import Place
+from omlx.cache.factory import CacheFactory, CacheSizes, header_bytes, namespace_of
+from omlx.cache.hybrid_cache import LayerConfig, LayerKind, ModelCacheConfig, StateSpec
 
 LAYER = LayerConfig(LayerKind.KV, kv_heads=2, key_dim=8, value_dim=16, dtype="float16")
 CONFIG = ModelCacheConfig((LAYER, LAYER))
@@ -78,3 +83,34 @@ def test_without_a_cold_tier_nothing_is_to_be_written() -> None:
     cache = CacheFactory.build("name", CONFIG, CacheSizes(16, 1000, 0, 300))
 
     assert not cache.cold.writable
+
+
+@pytest.mark.parametrize("block_size", [16, 256, 4096])
+@pytest.mark.parametrize("codec", ["fp32", "rht_int8"])
+def test_the_bytes_set_aside_for_a_header_are_enough_and_not_many(
+    block_size: int, codec: str
+) -> None:
+    """Or many small files on their way would together exceed the limit."""
+    states = tuple(
+        StateSpec(f"gdn.{layer}.{place}", shape, "float32")
+        for layer in range(24)
+        for place, shape in enumerate([(3, 512), (8, 64, 64)])
+    )
+    kinds = [LayerConfig(LayerKind.RECURRENT, states=states[2 * n : 2 * n + 2]) for n in range(24)]
+    config = ModelCacheConfig((*CONFIG.layers, *kinds))
+    name, tokens = BlockHash(bytes(32)), PackedTokens(bytes(4 * block_size))
+    identity = Identity("n" * 16, name, name, tokens)
+    raw = tuple(
+        HostTensor(s.name, s.dtype, s.shape, memoryview(bytes(4 * math.prod(s.shape))))
+        for s in states
+    )
+    kv = tuple(
+        HostTensor(t.name, t.dtype, t.shape(1), memoryview(bytes(math.prod(t.shape(1)) * 2)))
+        for t in config.tensors
+    )
+    encoded, more = encode_states(codec, identity, Place.TURN, raw, states)
+
+    tensors = (*kv, *encoded)
+    header = encode_header(identity, tensors, block_size=block_size, layer_kinds="kv", more=more)
+
+    assert len(header) <= header_bytes(config, block_size) <= 3 * len(header)

@@ -174,6 +174,15 @@ def test_a_file_that_ends_before_its_size_has_not_proved_damaged(tmp_path: Path)
     assert bytes_of(place.files.read(identity(0))) == bytes_of(payload(0))
 
 
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 100])
+def test_a_file_that_comes_in_small_pieces_is_read_whole(tmp_path: Path, chunk_bytes: int) -> None:
+    place = make_place(tmp_path)
+    place.files.write(identity(0), payload(0))
+    place.fs.chunk_bytes = chunk_bytes
+
+    assert bytes_of(place.files.read(identity(0))) == bytes_of(payload(0))
+
+
 def furnish(place: Place) -> list[str]:
     """A bit of everything; returns what a census must never lose."""
     place.files.write(identity(0), payload(0))

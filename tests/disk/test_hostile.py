@@ -98,7 +98,8 @@ def test_names_that_are_not_ours_are_never_touched(
         made: list[Path] = []
         for folder, name in sorted(strange):
             path = root / folder / name
-            if name in (".", "..") or os.path.lexists(path):
+            taken = any(other in path.parents for other in made)
+            if name in (".", "..") or taken or os.path.lexists(path):
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
             if as_folder:

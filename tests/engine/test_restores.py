@@ -195,7 +195,7 @@ def test_a_block_that_was_read_is_used_where_it_is(loaded: Loaded, tmp_path: Pat
 
 def test_a_block_whose_file_brought_more_does_not_keep_the_rest_in_memory() -> None:
     """A checkpoint that is embedded may weigh more than its block."""
-    whole = np.arange(1 << 14).astype(np.uint8)
+    whole = np.arange(1 << 17).astype(np.uint8)
     small = HostTensor("kv0.keys", "uint8", (100,), whole.data[:100])
 
     (array,) = views_of((small,))
