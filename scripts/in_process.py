@@ -87,7 +87,7 @@ class InProcess:
     def forget_ram(self) -> None:
         """As a restart does: only the files are left."""
         self._build()
-        for found in list(self.files.scan()):
+        for found in [found for part in self.files.census() for found in part.found]:
             name = found.identity
             self.cache.files.found(
                 name.block_hash,

@@ -36,6 +36,7 @@ from omlx.settings import (
 from omlx.sizes import Size
 
 KEY = "sk-test-ABCDEF123456"
+README = Path(__file__).resolve().parent.parent / "README.md"
 
 
 @pytest.fixture
@@ -643,6 +644,10 @@ def test_the_table_and_the_help_hold_every_setting() -> None:
     assert not [name for name in NAMES if not {flag(name), flag(name) + ","} & set(words)]
     assert "| `ssd_cache_dir` | $OMLX_HOME/cache |" in settings_table()
     assert "rht_int16" in settings_table()
+
+
+def test_the_readme_has_the_table_as_it_is() -> None:
+    assert settings_table() in README.read_text("utf-8")
 
 
 def test_a_description_has_a_row_per_setting_with_value_and_source(home: Path) -> None:

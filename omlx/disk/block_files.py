@@ -24,7 +24,7 @@ from omlx.cache.checkpoint_file import decode_embedded, decode_states, encode_st
 from omlx.cache.checkpoints import Place
 from omlx.cache.hybrid_cache import ModelCacheConfig
 from omlx.core.plan import HostBlock
-from omlx.disk.census import CensusSlice, FoundFile, take_census
+from omlx.disk.census import CensusSlice, take_census
 from omlx.disk.directory import CacheDirectory
 from omlx.disk.layout import BLOCKS, block_path, is_block_path
 from omlx.disk.verify import Verified, verify
@@ -180,11 +180,6 @@ class BlockFiles:
     def verify(self, stopped: Callable[[], bool]) -> Verified:
         """Read and check everything under the root; changes nothing. Raises OSError."""
         return verify(self._directory, stopped=stopped)
-
-    def scan(self) -> Iterator[FoundFile]:
-        """The files of this namespace alone, by a whole census. Raises OSError."""
-        for part in self.census():
-            yield from part.found
 
     def _name(self, block_hash: BlockHash, checkpoint: bool = False) -> str:
         return block_path(self.namespace, block_hash, checkpoint=checkpoint)

@@ -211,13 +211,14 @@ def test_a_reader_that_is_gone_means_computing_not_failing() -> None:
         async with World(0, FakeDisk(), Sizes(hot=0)) as world:
             await world.ask(request(LONG))
             await world.quiet()
-            world.read_s = 10.0
+            world.read_s = 200.0  # no file comes before its reader is given up
             reading = asyncio.create_task(world.ask(request(LONG)))
             await asyncio.sleep(0.5)
             world.crash("ssd_reader")
             first = await world.ask(request(LONG))
             assert (await reading).outcome == "ended"
             world.read_s = 0.01
+            await asyncio.sleep(1000.0)  # the threads come back
             return first, await world.ask(request(LONG))
 
     first, second = simulate(main())

@@ -25,6 +25,7 @@ from tests.disk.faulty import (
     identity,
     payload,
 )
+from tests.found import found_in
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ def test_what_was_written_is_read_and_listed(files: BlockFiles) -> None:
     size = files.write(identity(), payload())
 
     assert bytes_of(files.read(identity())) == bytes_of(payload())
-    (found,) = files.scan()
+    (found,) = found_in(files)
     assert (found.identity, found.nbytes) == (identity(), size)
     assert files.path(identity().block_hash).stat().st_size == size
 
@@ -77,7 +78,7 @@ def test_what_is_moved_in_small_pieces_is_whole(tmp_path: Path) -> None:
 
     assert files.path(identity().block_hash).stat().st_size == size
     assert bytes_of(files.read(identity())) == bytes_of(payload())
-    assert [found.nbytes for found in files.scan()] == [size]
+    assert [found.nbytes for found in found_in(files)] == [size]
 
 
 def test_a_block_is_replaced_at_once(files: BlockFiles) -> None:
@@ -93,7 +94,7 @@ def test_removing_what_is_gone_does_nothing(files: BlockFiles) -> None:
     files.remove(identity().block_hash)
     files.remove(identity().block_hash)
 
-    assert list(files.scan()) == []
+    assert list(found_in(files)) == []
     with pytest.raises(FileNotFoundError):
         files.read(identity())
 
@@ -105,7 +106,7 @@ def test_reading_makes_a_file_recent(files: BlockFiles) -> None:
 
     files.read(identity())
 
-    (found,) = files.scan()
+    (found,) = found_in(files)
     assert abs(found.used_at - time.time()) < 60
 
 
@@ -122,7 +123,7 @@ def test_a_file_of_rubbish_is_a_miss_and_goes_at_the_next_start(
 
     with pytest.raises(Unreadable):
         files.read(identity())
-    assert list(files.scan()) == []
+    assert list(found_in(files)) == []
     assert not files.path(identity().block_hash).exists()
 
 
@@ -143,7 +144,7 @@ def test_a_file_under_another_blocks_name_goes(files: BlockFiles) -> None:
 
     with pytest.raises(Unreadable, match="another block"):
         files.read(identity(1))
-    assert list(files.scan()) == []
+    assert list(found_in(files)) == []
     assert not target.exists()
 
 
@@ -157,8 +158,8 @@ def test_another_models_files_are_left_alone(tmp_path: Path) -> None:
     other.write(identity(0, OTHER), payload())
     files.write(identity(0), payload())
 
-    assert [found.identity for found in files.scan()] == [identity(0)]
-    assert [found.identity for found in other.scan()] == [identity(0, OTHER)]
+    assert [found.identity for found in found_in(files)] == [identity(0)]
+    assert [found.identity for found in found_in(other)] == [identity(0, OTHER)]
 
 
 def test_a_folder_that_others_may_look_into_is_named_once(

@@ -24,6 +24,7 @@ from tests.disk.faulty import (
     identity,
     payload,
 )
+from tests.found import found_in
 
 
 def test_a_second_server_is_kept_out_and_told_by_whom(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_a_root_that_is_gone_is_made_anew_for_us_alone(tmp_path: Path, how: str)
 
     assert files.generation == 1
     assert bytes_of(files.read(identity(1))) == bytes_of(payload(1))
-    assert [found.identity for found in files.scan()] != []
+    assert [found.identity for found in found_in(files)] != []
     if how != "emptied":
         assert stat.S_IMODE(root.stat().st_mode) == 0o700
     with pytest.raises(CacheDirectoryLocked):
@@ -151,7 +152,7 @@ def test_listing_makes_it_anew_too(tmp_path: Path) -> None:
     files.prepare()
 
     assert files.generation == 1
-    assert list(files.scan()) == []
+    assert list(found_in(files)) == []
 
 
 def test_a_root_that_another_server_has_taken_is_not_written(tmp_path: Path) -> None:

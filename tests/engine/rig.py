@@ -42,6 +42,7 @@ from omlx.disk.directory import CacheDirectory
 from omlx.engine.load import LoadedModel
 from omlx.engine.step import Engine
 from omlx.kernel.mailbox import Mailbox, Ref
+from tests.found import found_in
 
 T = TypeVar("T")
 Hook = Callable[[str, Uid | None], None]
@@ -142,7 +143,7 @@ class Rig:
             checkpoint_interval=interval,
         )
         self.cache = CacheFactory.build(NAMESPACE, model.cache, sizes)
-        for found in self.files.scan() if self.files else ():
+        for found in found_in(self.files) if self.files else ():
             name = found.identity
             self.cache.files.found(
                 name.block_hash,

@@ -24,6 +24,7 @@ from omlx.engine.kv import BlockStore, fresh_caches, leaves
 from omlx.engine.load import LoadedModel
 from tests import tiny
 from tests.engine.rig import BLOCK, INTERVAL, Answer, Rig, greatest_difference
+from tests.found import found_in
 
 Loaded = Callable[[str], LoadedModel]
 Tokens = tuple[int, ...]
@@ -83,7 +84,7 @@ def checkpoints(rig: Rig) -> dict[int, tuple[Identity, Tokens]]:
     assert rig.files is not None
     blocks: dict[BlockHash, Identity] = {}
     found: list[Identity] = []
-    for file in rig.files.scan():
+    for file in found_in(rig.files):
         identity = file.identity
         if identity.place is None:
             blocks[identity.block_hash] = identity
@@ -379,7 +380,7 @@ def _spoil(path: Path, how: str) -> None:
 def _identities(model: LoadedModel, folder: Path) -> dict[BlockHash, Identity]:
     files = Rig(model, files=folder).files
     assert files is not None
-    return {found.identity.block_hash: found.identity for found in files.scan()}
+    return {found.identity.block_hash: found.identity for found in found_in(files)}
 
 
 def _start(identity: Identity, known: dict[BlockHash, Identity]) -> int:

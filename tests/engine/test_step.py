@@ -19,6 +19,7 @@ from omlx.engine.load import LoadedModel, load
 from omlx.engine.step import Engine
 from tests import tiny
 from tests.engine.rig import BLOCK, Answer, Rig, greatest_difference
+from tests.found import found_in
 
 Loaded = Callable[[str], LoadedModel]
 
@@ -182,7 +183,7 @@ def test_identical_requests_at_once_are_all_right_and_leave_one_copy(
 
     for uid in uids:
         assert_near(rig.answers[uid], oracle)
-    stored = [found.identity.tokens for found in rig.files.scan()] if rig.files else []
+    stored = [found.identity.tokens for found in found_in(rig.files)] if rig.files else []
     assert len(stored) == len(set(stored))
 
 
@@ -501,7 +502,7 @@ def test_kv_that_is_not_finite_is_not_stored(poisoned: LoadedModel, tmp_path: Pa
     again = rig.ask(prompt)
     assert again.cached == 2 * BLOCK
     assert rig.files is not None
-    assert sum(len(found.identity.tokens) // 4 for found in rig.files.scan()) == 2 * BLOCK
+    assert sum(len(found.identity.tokens) // 4 for found in found_in(rig.files)) == 2 * BLOCK
 
 
 def test_a_row_that_is_not_finite_does_not_spoil_its_neighbours(poisoned: LoadedModel) -> None:

@@ -134,10 +134,6 @@ class FakeDisk:
     def verify(self, stopped: Callable[[], bool], /) -> Verified:
         raise AssertionError("nobody verifies this disk")
 
-    def scan(self) -> Iterator[FoundFile]:
-        for part in self.census():
-            yield from part.found
-
     def _take(self, names: list[BlockHash]) -> CensusSlice:
         found: list[FoundFile] = []
         damaged: list[DamagedFile] = []

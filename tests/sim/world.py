@@ -26,6 +26,7 @@ from omlx.kernel.message import ActorGone, Message, Rejected
 from omlx.kernel.restart import RestartBudget
 from omlx.kernel.stream import Stream
 from omlx.kernel.supervisor import Supervisor
+from tests.found import found_in
 from tests.sim.fake_disk import FakeDisk, FakeThread, FakeThreads
 from tests.sim.fake_engine import EOS, FakeEngine, Letters, Mishaps, Output
 from tests.sim.loop import seeded_pause
@@ -263,7 +264,7 @@ class World:
 
     def check_persisted(self) -> None:
         """What has files of a chain is a prefix of it."""
-        found = {file.identity.block_hash: file.identity for file in self.disk.scan()}
+        found = {file.identity.block_hash: file.identity for file in found_in(self.disk)}
         roots = {root_hash(self.disk.namespace, salt) for salt in ("", "s")}
         assert all(name.parent in found or name.parent in roots for name in found.values())
 
