@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from omlx.actors.grammars import GrammarCompiler
 from omlx.actors.model_runner import ModelRunner
 from omlx.actors.paged_cache import PagedCache
 from omlx.actors.scheduler import SchedulerActor
@@ -12,39 +13,33 @@ from omlx.actors.ssd_reader import READ_THREADS, SsdReader
 from omlx.actors.ssd_writer import SsdWriter
 from omlx.actors.stats_messages import ModelServed
 from omlx.actors.tokenizer import Tokenizer
-from omlx.budget import Budget
-from omlx.cache.cold_tier import WritePolicy
+from omlx.cache.blocks import BlockId
 from omlx.cache.factory import CacheFactory
 from omlx.cache.hybrid_cache import LayerKind
-from omlx.core.limits import (
-    PREFETCH_BYTES_MAX,
-    PREFETCH_SHARE,
-    RESTORE_BYTES_A_STEP,
-    SchedulerLimits,
-)
-from omlx.core.plan import StepPlan
+from omlx.core.markup import MarkupTokenizer, ModelMarkup
+from omlx.core.plan import HostBlock, StepPlan
+from omlx.core.preview import End, PreviewResult, PreviewWork
 from omlx.core.render import ChatTokenizer
 from omlx.core.scheduler import Scheduler
 from omlx.core.usage import ModelFacts
 from omlx.disk.block_files import BlockFiles, InThread
 from omlx.disk.directory import CacheDirectory
-from omlx.engine.load import LoadedModel
+from omlx.engine.grammar import Grammars
+from omlx.engine.state_preview import StatePreview
 from omlx.engine.step import Engine, StepOutput
 from omlx.engine.thread import EngineThread
 from omlx.kernel.restart import RestartBudget
 from omlx.kernel.supervisor import Supervisor
+from omlx.live_settings import DRAIN_S, LiveSettings
 from omlx.models.locate import Located
-from omlx.settings import Loaded
 from omlx.web.edge import Edge
 
-CHUNK_TOKENS = {"cpu": 128, "metal": 2048, "cuda": 2048}
-"""Prefill chunks by backend, under the ceiling of ``prefill_step_tokens``. On CPU smaller ones
-are faster: 1,490 tokens of SmolLM2 in float32 took 75 tok/s at 2048 and 112 tok/s at 128."""
-
 MAX_RESTARTS, RESTART_PERIOD_S = 3, 60.0
-DRAIN_S = 5.0
-FLUSH_BYTES_PER_S = 50_000_000
-"""Slower than any disk we met; the deadline for the last writes follows from it."""
+
+PASS_TOKENS = {"cpu": 10, "metal": 32, "cuda": 512}
+"""Prompt tokens that could be computed in the time of a pass over none. SmolLM2: on two CPU cores a
+pass over one token took 60 ms, each further one 5.5 ms; on an H200 3.7 ms and 4.6 us. Metal's is
+between and a guess: a pass is bound by its memory, a token by its fewer FLOPs."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +47,7 @@ class EngineOnThread:
     """The engine's calls, run on its thread. A restart of the runner begins with new rows."""
 
     engine: Engine
+    state_preview: StatePreview
     thread: EngineThread
 
     async def run(self, plan: StepPlan) -> StepOutput:
@@ -62,7 +58,14 @@ class EngineOnThread:
 
     async def start_over(self) -> None:
         await self.reset()
+        await self.preview(End())
         await self.thread.call(self.engine.store.clear)
+
+    async def read_hot(self, block_id: BlockId, checkpoint: bool) -> HostBlock | None:
+        return await self.thread.call(self.engine.read_hot, block_id, checkpoint)
+
+    async def preview(self, work: PreviewWork) -> PreviewResult:
+        return await self.thread.call(self.state_preview.run, work)
 
 
 class DiskThreads(Protocol):
@@ -72,10 +75,8 @@ class DiskThreads(Protocol):
 
 
 def build_actors(
-    loaded: Loaded,
+    live: LiveSettings,
     located: Located,
-    model: LoadedModel,
-    budget: Budget,
     namespace: str,
     directory: CacheDirectory | None,
     thread: EngineThread,
@@ -83,31 +84,33 @@ def build_actors(
     edge: Edge,
 ) -> Supervisor:
     """Add them to a supervisor, and let the edge reach them. ``directory`` None: no SSD tier."""
-    settings, sizes, stats = loaded.settings, budget.sizes, edge.stats
-    caching = settings.cache_enabled and model.cache.why_not_cacheable is None
+    model, begun, stats = live.started.model, live.targets, edge.stats
     files = None
-    if directory is not None and sizes.ssd_limit_bytes and caching:
-        files = BlockFiles(
-            directory,
-            namespace,
-            model.cache,
-            sizes.block_size,
-            settings.gdn_sidecar_state_dtype,
-            sizes.ssd_floor_bytes,
-        )
-    ahead = model.backend != "cpu"
-    engine = EngineOnThread(Engine(model.model, model.cache, ahead=ahead), thread)
+    if directory is not None and live.started.has_files:
+        block_size, floor_bytes = begun.sizes.block_size, begun.sizes.ssd_floor_bytes
+        files = BlockFiles(directory, namespace, model.cache, block_size, begun.codec, floor_bytes)
+    compiled = Grammars(model.tokenizer)
+    rows = Engine(
+        model.model,
+        model.cache,
+        ahead=model.backend != "cpu",
+        pass_tokens=PASS_TOKENS[model.backend],
+        grammars=compiled,
+    )
+    preview = StatePreview(model.model, model.cache, rows.store)
+    engine = EngineOnThread(rows, preview, thread)
     restarts = RestartBudget(MAX_RESTARTS, RESTART_PERIOD_S)
     supervisor = Supervisor(restarts, drain_s=DRAIN_S)
     # The wrapper passes most attributes on to the tokenizer it wraps.
     chat_tokenizer = cast(ChatTokenizer, model.tokenizer)
-    flush_s = DRAIN_S + sizes.pending_limit_bytes / FLUSH_BYTES_PER_S
     recurrent = model.cache.is_recurrent
-    storage = resolve_storage(settings.gdn_snapshot_storage, ssd=files is not None)
     tokenizer = supervisor.add(
         "tokenizer",
         Tokenizer.capacity,
         lambda: Tokenizer(chat_tokenizer, find_system=recurrent),
+    )
+    grammars = supervisor.add(
+        "grammars", GrammarCompiler.capacity, lambda: GrammarCompiler(compiled)
     )
     writer = reader = None
     if files is not None:
@@ -118,7 +121,7 @@ def build_actors(
             "ssd_writer",
             SsdWriter.capacity,
             lambda: SsdWriter(files, cache, in_writer),
-            drain_s=flush_s,
+            drain_s=begun.flush_s,
         )
         reader = supervisor.add(
             "ssd_reader",
@@ -132,42 +135,23 @@ def build_actors(
         "paged_cache",
         PagedCache.capacity,
         lambda: PagedCache(
-            CacheFactory.build(namespace, model.cache, sizes),
+            CacheFactory.build(namespace, model.cache, live.targets.sizes),
             stats,
             reader,
             writer,
-            gdn_storage=storage,
-            gdn_codec=settings.gdn_sidecar_state_dtype,
+            gdn_storage=live.targets.storage,
+            gdn_codec=live.targets.codec,
         ),
         "model_runner",
     )
     eos = frozenset(model.tokenizer.eos_token_ids)
-    limits = SchedulerLimits(
-        max_running=settings.max_concurrent_requests,
-        max_queued=settings.max_queued_requests,
-        max_context=min(settings.max_context or model.max_context, model.max_context),
-        chunk_tokens=min(settings.prefill_step_tokens, CHUNK_TOKENS[model.backend]),
-        block_size=sizes.block_size,
-        decode_share=settings.decode_share,
-        caching=caching,
-        through=sizes.ssd_write_policy is WritePolicy.THROUGH,
-        feeds_ahead=ahead,
-        checkpoint_interval=(
-            settings.gdn_checkpoint_interval if model.cache.is_recurrent else None
-        ),
-        embedded=storage == "embedded",
-        cut_before_decode=model.cache.is_recurrent or model.cache.count(LayerKind.ROTATING) > 0,
-        restore_tokens=RESTORE_BYTES_A_STEP // max(1, model.cache.bytes_per_token) + 1,
-        hot_is_free=ahead,
-        prefetch_bytes=min(PREFETCH_BYTES_MAX, sizes.hot_limit_bytes // PREFETCH_SHARE),
-    )
     hidden = frozenset(model.tokenizer.all_special_ids)
     scheduler = supervisor.add(
         "scheduler",
         SchedulerActor.capacity,
         lambda: SchedulerActor(
             Scheduler(
-                limits,
+                live.targets.limits,
                 eos_tokens=eos,
                 hidden_tokens=hidden,
                 detokenizer=lambda: model.tokenizer.detokenizer,
@@ -176,29 +160,29 @@ def build_actors(
             reader,
             runner,
             stats,
-            drain_s=settings.drain_timeout_s,
+            drain_s=live.targets.drain_s,
         ),
         "paged_cache",
         "model_runner",
-        drain_s=settings.drain_timeout_s + flush_s,
+        drain_s=begun.drain_s + begun.flush_s,
     )
     edge.model = ModelFacts(
         located.id,
         model.cache.count(LayerKind.KV),
         model.cache.count(LayerKind.ROTATING),
         model.cache.count(LayerKind.RECURRENT),
-        sizes.block_size,
+        begun.sizes.block_size,
         namespace,
     )
-    edge.max_context, edge.vocab_size = limits.max_context, model.vocab_size
+    edge.max_context, edge.vocab_size = begun.limits.max_context, model.vocab_size
+    edge.codec_states = model.cache.states
     edge.decode_token = lambda token: model.tokenizer.decode([token])
+    edge.markup = ModelMarkup.of(cast(MarkupTokenizer, model.tokenizer))
+    edge.tool_parser = model.tokenizer.tool_parser
     edge.tokenizer, edge.scheduler, edge.cache = tokenizer, scheduler, cache
+    edge.grammars = grammars
+    edge.reader, edge.runner = reader, runner
+    live.reach(cache, scheduler, supervisor.allow)
+    edge.running_settings = live
     stats.offer(ModelServed(edge.model))
     return supervisor
-
-
-def resolve_storage(setting: str, *, ssd: bool) -> str:
-    """What ``gdn_snapshot_storage`` means here: auto is sidecars where there are files at all."""
-    if setting != "auto":
-        return setting
-    return "ssd_sidecar" if ssd else "embedded"

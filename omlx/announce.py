@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from omlx import blas
 from omlx.budget import Budget, gigabytes, memory_lines, memory_text, memory_warning
 from omlx.cache.hybrid_cache import LayerKind
+from omlx.core.memory import MemoryPlan
 from omlx.settings import Loaded
 
 if TYPE_CHECKING:  # it imports MLX, and what is said here of settings is also read without it
@@ -18,11 +19,16 @@ log = logging.getLogger("omlx")
 
 
 def announce(
-    loaded: Loaded, model_id: str, model: LoadedModel, budget: Budget, root: Path | None
+    loaded: Loaded,
+    model_id: str,
+    model: LoadedModel,
+    budget: Budget,
+    plan: MemoryPlan,
+    root: Path | None,
 ) -> None:
     """Log the start-up lines. ``root`` None: nothing is kept in files."""
     _say_model(model_id, model)
-    _say_memory(loaded, model, budget)
+    _say_memory(loaded, model, budget, plan)
     _say_cache(loaded, model, budget, root)
     for warning in (*model.notes, *loaded.warnings):
         log.warning("%s", warning)
@@ -42,19 +48,20 @@ def _say_model(model_id: str, model: LoadedModel) -> None:
     log.info("backend %s, BLAS: %s", model.backend, blas.describe_blas())
 
 
-def _say_memory(loaded: Loaded, model: LoadedModel, budget: Budget) -> None:
-    lines = memory_lines(
-        budget, loaded.settings, model.cache, model.weight_bytes, model.max_context
-    )
+def _say_memory(loaded: Loaded, model: LoadedModel, budget: Budget, plan: MemoryPlan) -> None:
+    context = min(loaded.settings.max_context or model.max_context, model.max_context)
+    lines = memory_lines(budget, plan, loaded.settings, model.cache, context)
     for text in memory_text(budget, lines):
         log.info("memory: %s", text)
-    warning = memory_warning(budget, lines)
+    warning = memory_warning(plan, context)
     if warning is not None:
         log.warning("memory: %s", warning)
 
 
 def _say_cache(loaded: Loaded, model: LoadedModel, budget: Budget, root: Path | None) -> None:
     settings, sizes, cache = loaded.settings, budget.sizes, model.cache
+    if not cache.batches:
+        log.warning("batching: off, requests take turns: mlx-lm can't batch this model's KV cache")
     why_not = cache.why_not_cacheable
     if not settings.cache_enabled:
         log.info("cache: off")

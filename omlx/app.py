@@ -17,8 +17,9 @@ from typing import Any
 from aiohttp import web
 
 from omlx import __version__
-from omlx.actor_tree import DRAIN_S, MAX_RESTARTS, RESTART_PERIOD_S, build_actors
+from omlx.actor_tree import MAX_RESTARTS, RESTART_PERIOD_S, build_actors
 from omlx.actors.daemon_threads import DaemonThreads
+from omlx.actors.history import HistoryInThread
 from omlx.actors.messages import BeginFlush, IsScanned
 from omlx.actors.stats import Stats
 from omlx.actors.stats_file import StatsFile
@@ -28,11 +29,15 @@ from omlx.cache.factory import namespace_of
 from omlx.core.usage import GdnGauges
 from omlx.disk.block_files import InThread
 from omlx.disk.directory import CacheDirectory, CacheDirectoryLocked, CacheDirectoryUnusable
+from omlx.disk.history_file import HistoryFile
+from omlx.engine.host_memory import keep_freed_memory
 from omlx.engine.kv import UnsupportedModel
 from omlx.engine.load import LoadedModel, load, working_set_bytes
+from omlx.engine.measure import measure_chunk
 from omlx.engine.thread import EngineThread
 from omlx.kernel.restart import RestartBudget
 from omlx.kernel.supervisor import GaveUp, Supervisor
+from omlx.live_settings import DRAIN_S, LiveSettings, Started, chunk_tokens
 from omlx.models.fingerprint import fingerprint
 from omlx.models.locate import Located, ModelUnavailable
 from omlx.models.obtain import obtain
@@ -64,10 +69,14 @@ class App:
         self.stopping = asyncio.Event()
         budget = RestartBudget(MAX_RESTARTS, RESTART_PERIOD_S)
         self.front = Supervisor(budget, drain_s=DRAIN_S)
+        self.disk_threads: list[DaemonThreads] = []
+        self.history = HistoryInThread(
+            HistoryFile(loaded.home / "history.sqlite"),
+            self._disk_threads(1, "history", background=True),
+        )
         stats: Any = self.front.add("stats", Stats.capacity, self._build_stats)
         self.edge = Edge(loaded, stats, started_at=time.time())
         self.thread = EngineThread()
-        self.disk_threads: list[DaemonThreads] = []
         self.back: asyncio.Task[None] | None = None
         self.directory: CacheDirectory | None = None
 
@@ -76,7 +85,7 @@ class App:
         gdn = GdnGauges(
             storage=settings.gdn_snapshot_storage, codec=settings.gdn_sidecar_state_dtype
         )
-        return Stats(StatsFile(self.loaded.home / "stats.json"), gdn)
+        return Stats(StatsFile(self.loaded.home / "stats.json"), gdn, history=self.history)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises StartFailed or GaveUp."""
@@ -133,7 +142,8 @@ class App:
             if self.back is not None:
                 self.back.cancel()
             return
-        log.info("stopping: finishing what runs, for at most %g s", self.settings.drain_timeout_s)
+        drain_s = self.edge.loaded.settings.drain_timeout_s
+        log.info("stopping: finishing what runs, for at most %g s", drain_s)
         self.edge.state = "stopping"
         if self.edge.cache is not None:
             self.edge.cache.offer(BeginFlush())
@@ -143,16 +153,22 @@ class App:
         root = self._lock_cache_directory()
         located, path = await self._obtain()
         model = await self._load(path)
-        budget = make_budget(self.loaded, model.cache, await self._working_set(), root)
+        working_set = await self._working_set()
+        budget = make_budget(self.loaded, model.cache, working_set, root)
         namespace = namespace_of(
             await asyncio.to_thread(fingerprint, path), model.cache, budget.sizes.block_size
         )
-        announce(self.loaded, located.id, model, budget, root)
+        has_files = root is not None and budget.sizes.ssd_limit_bytes > 0
+        peak = await self.thread.call(
+            measure_chunk, model.model, chunk_tokens(self.loaded, model), budget.total_bytes
+        )
+        started = Started(model, working_set, root, has_files, peak)
+        live = LiveSettings(self.loaded, started, self.edge)
+        assert live.targets.limits.memory is not None, "a server counts its memory"
+        announce(self.loaded, located.id, model, budget, live.targets.limits.memory, root)
         supervisor = build_actors(
-            self.loaded,
+            live,
             located,
-            model,
-            budget,
             namespace,
             self.directory,
             self.thread,
@@ -226,6 +242,7 @@ class App:
 
 async def serve(loaded: Loaded) -> int:
     """Run the server; returns the process's exit code."""
+    keep_freed_memory()  # a thread that has begun keeps a heap of its own
     try:
         await App(loaded).run()
     except StartFailed as failed:

@@ -13,6 +13,7 @@ import psutil
 from omlx.cache.cold_tier import WritePolicy
 from omlx.cache.factory import CacheSizes
 from omlx.cache.hybrid_cache import ModelCacheConfig
+from omlx.core.memory import ChunkPeak, MemoryPlan, RowMemory
 from omlx.settings import Loaded, Settings
 
 AUTO_SSD_SHARE = 0.10
@@ -27,7 +28,9 @@ FLOAT32_SHARE = 0.5
 """Of the memory budget: what float32 weights may take on CPU."""
 
 RESERVE_SHARE = 0.05
-"""Of the budget: what a step computes with, and the server itself."""
+"""Of the budget: the server itself, and what MLX keeps to use again."""
+
+NOT_MEASURED = ChunkPeak()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,47 +153,66 @@ def cgroup_limit_bytes(
 # ── line by line ─────────────────────────────────────────────────────────────────────────────
 
 
-def memory_lines(
+def make_plan(
     budget: Budget,
-    settings: Settings,
     config: ModelCacheConfig,
     weight_bytes: int,
-    model_context: int,
-) -> tuple[MemoryLine, ...]:
-    """Who may take how much at most, all at once. Their sum may exceed ``budget.total_bytes``.
+    chunk_tokens: int,
+    vocab_size: int = 0,
+    peak: ChunkPeak = NOT_MEASURED,
+) -> MemoryPlan:
+    """What requests are admitted by. ``peak``: see ``engine/measure.py``."""
+    return MemoryPlan(
+        budget.total_bytes,
+        weight_bytes,
+        int(RESERVE_SHARE * budget.total_bytes),
+        budget.sizes.hot_limit_bytes,
+        RowMemory.of(config, chunk_tokens, vocab_size, peak),
+        host_is_apart=budget.on_device,
+    )
 
-    Live KV is what all rows hold when each is as long as a row may become.
+
+def memory_lines(
+    budget: Budget, plan: MemoryPlan, settings: Settings, config: ModelCacheConfig, context: int
+) -> tuple[MemoryLine, ...]:
+    """Who may take how much at most, all at once; not more than there is.
+
+    ``context``: tokens that a row may have.
     """
-    sizes, rows = budget.sizes, settings.max_concurrent_requests
-    context = min(settings.max_context or model_context, model_context)
-    row = row_bytes(config, context)
-    block = sizes.block_size * config.bytes_per_token
+    sizes, rows, row = budget.sizes, settings.max_concurrent_requests, plan.row
+    longest = plan.longest(context)
+    chunk = row.computing(1, longest, longest)
     lines = [
-        MemoryLine("weights", weight_bytes, "the model"),
-        MemoryLine("live KV", rows * row, f"{rows} rows of {context:,} tokens"),
-        MemoryLine("one transient copy", row, "a row of that length, while it is restored"),
+        MemoryLine("weights", plan.weight_bytes, "the model"),
+        MemoryLine("reserve", plan.reserve_bytes, "the server itself, what MLX keeps to reuse"),
+        MemoryLine(
+            "computing",
+            chunk,
+            f"{row.chunk_tokens:,} tokens of a prompt behind {longest:,} others"
+            + (", as measured" if row.peak != NOT_MEASURED else ""),
+        ),
     ]
-    if sizes.hot_limit_bytes:
-        count = sizes.hot_limit_bytes // max(1, block)
-        text = f"{count:,} blocks of {sizes.block_size} tokens, {gigabytes(block)} each"
-        lines.append(MemoryLine("hot tier", sizes.hot_limit_bytes, text))
+    left = room = max(0, plan.room_bytes - chunk)
     if sizes.ssd_limit_bytes and not budget.on_device:
         waiting = sizes.pending_limit_bytes
         waiting += sizes.gdn_pending_limit_bytes if config.is_recurrent else 0
+        waiting = min(waiting, left)
+        left -= waiting
         lines.append(MemoryLine("writes that wait", waiting, "copies on their way to the SSD"))
-    reserve = int(RESERVE_SHARE * budget.total_bytes)
-    lines.append(MemoryLine("reserve", reserve, "what a step computes with, the server itself"))
+    if sizes.hot_limit_bytes:
+        block = sizes.block_size * config.bytes_per_token
+        hot = min(sizes.hot_limit_bytes, left)
+        left -= hot
+        text = f"{hot // max(1, block):,} blocks of {sizes.block_size} tokens, "
+        text += f"{gigabytes(block)} each; gives way to live KV"
+        lines.append(MemoryLine("hot tier", hot, text))
+    wanted = row.caches(rows, context)
+    text = f"{rows} rows of {context:,} tokens"
+    if wanted > left:
+        text += f" would take {gigabytes(wanted)}; up to {gigabytes(room)} as others give way, "
+        text += "beyond it requests wait"
+    lines.append(MemoryLine("live KV", min(wanted, left), text))
     return tuple(lines)
-
-
-def row_bytes(config: ModelCacheConfig, tokens: int) -> int:
-    """What the caches of one row of ``tokens`` tokens take; a sliding window ends their growth."""
-    kv = sum(
-        (min(tokens, group.window) if group.window else tokens)
-        * (group.keys.bytes_per_token + group.values.bytes_per_token)
-        for group in config.groups
-    )
-    return kv + config.checkpoint_bytes
 
 
 def memory_text(budget: Budget, lines: Sequence[MemoryLine]) -> list[str]:
@@ -205,21 +227,20 @@ def memory_text(budget: Budget, lines: Sequence[MemoryLine]) -> list[str]:
     ]
 
 
-def memory_warning(budget: Budget, lines: Sequence[MemoryLine]) -> str | None:
-    """What to do when the lines add up to more than the budget; None when they don't."""
-    over = sum(line.nbytes for line in lines) - budget.total_bytes
-    if over <= 0:
-        return None
-    fixed = sum(line.nbytes for line in lines if line.what in ("weights", "reserve"))
-    if fixed > budget.total_bytes:
+def memory_warning(plan: MemoryPlan, context: int) -> str | None:
+    """What to do when memory is less than a single long request wants; None when it is not."""
+    longest = plan.longest(context)
+    if longest < 2:
         return (
-            f"weights and reserve alone exceed the memory budget of "
-            f"{gigabytes(budget.total_bytes)}; serve a smaller model or raise memory_budget"
+            f"weights and reserve leave no room for any request in the memory budget of "
+            f"{gigabytes(plan.total_bytes)}; serve a smaller model or raise memory_budget"
         )
-    return (
-        f"at the most that is allowed the memory budget is exceeded by {gigabytes(over)}; "
-        "lower max_context, max_concurrent_requests or hot_cache_max_size"
-    )
+    if longest < context:
+        return (
+            f"a prompt and its answer have room for {longest:,} tokens together, not for "
+            f"{context:,}; raise memory_budget, or lower max_context to say so"
+        )
+    return None
 
 
 def gigabytes(count: int) -> str:

@@ -37,6 +37,10 @@ class OneLine(logging.Formatter):
         return super().formatMessage(record)
 
 
+def set_level(level: str) -> None:
+    logging.getLogger().setLevel(LEVELS[level])
+
+
 def set_up_logging(level: str) -> None:
     """Log to standard error. ``level``: a value of the setting ``log_level``."""
     handler = logging.StreamHandler(sys.stderr)

@@ -16,6 +16,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from omlx.actor_tree import PASS_TOKENS
 from omlx.cache.block_file import Identity, Unreadable
 from omlx.cache.factory import CacheFactory, CacheSizes
 from omlx.cache.hybrid_cache import LayerKind
@@ -72,7 +73,12 @@ class InProcess:
         self._last: np.ndarray | None = None
         served: Any = _Watched(self.loaded.model, self) if watch_logits else self.loaded.model
         self.ahead = self.loaded.backend != "cpu"
-        self.engine = Engine(served, self.loaded.cache, ahead=self.ahead)
+        self.engine = Engine(
+            served,
+            self.loaded.cache,
+            ahead=self.ahead,
+            pass_tokens=PASS_TOKENS[self.loaded.backend],
+        )
         self.clear()
 
     def clear(self) -> None:

@@ -10,17 +10,17 @@ import pytest
 
 from omlx.budget import (
     AUTO_SSD_SHARE,
-    Budget,
     MemoryLine,
     cgroup_limit_bytes,
     make_budget,
+    make_plan,
     memory_lines,
     memory_text,
     memory_warning,
-    row_bytes,
 )
 from omlx.cache.cold_tier import WritePolicy
-from omlx.cache.hybrid_cache import LayerConfig, LayerKind, ModelCacheConfig, StateSpec
+from omlx.cache.hybrid_cache import LayerConfig, LayerKind, ModelCacheConfig
+from omlx.core.memory import GROWTH_TOKENS, MemoryPlan
 from omlx.settings import load_settings
 
 GB = 1_000_000_000
@@ -88,19 +88,22 @@ def test_the_write_policy_is_handed_on(tmp_path: Path) -> None:
 # ── line by line ─────────────────────────────────────────────────────────────────────────────
 
 
-def lines(home: Path, weight_bytes: int = GB, **settings: object) -> tuple[Budget, dict[str, int]]:
+def lines(
+    home: Path, weight_bytes: int = GB, working_set: int = 100 * GB, **settings: object
+) -> tuple[MemoryPlan, dict[str, int]]:
     """By what takes it; the model has a context of 1,000 tokens and 1,024 bytes of KV a token."""
     loaded = load_settings(settings, {}, home)
-    found = make_budget(loaded, CONFIG, 100 * GB, home)
-    takers = memory_lines(found, loaded.settings, CONFIG, weight_bytes, 1000)
-    return found, {line.what: line.nbytes for line in takers}
+    found = make_budget(loaded, CONFIG, working_set, home)
+    plan = make_plan(found, CONFIG, weight_bytes, 128)
+    context = min(loaded.settings.max_context or 1000, 1000)
+    takers = memory_lines(found, plan, loaded.settings, CONFIG, context)
+    return plan, {line.what: line.nbytes for line in takers}
 
 
-def test_live_kv_is_every_row_at_its_longest(tmp_path: Path) -> None:
+def test_live_kv_is_every_row_at_its_longest_with_room_to_grow(tmp_path: Path) -> None:
     _, found = lines(tmp_path, max_concurrent_requests=4)
 
-    assert found["live KV"] == 4 * 1000 * 1024
-    assert found["one transient copy"] == 1000 * 1024
+    assert found["live KV"] == 4 * (1000 + GROWTH_TOKENS) * 1024
 
 
 def test_a_lower_max_context_lowers_live_kv_and_a_higher_one_does_not_raise_it(
@@ -109,23 +112,25 @@ def test_a_lower_max_context_lowers_live_kv_and_a_higher_one_does_not_raise_it(
     _, low = lines(tmp_path, max_concurrent_requests=1, max_context=100)
     _, high = lines(tmp_path, max_concurrent_requests=1, max_context=9999)
 
-    assert low["live KV"] == 100 * 1024
-    assert high["live KV"] == 1000 * 1024
+    assert low["live KV"] == (100 + GROWTH_TOKENS) * 1024
+    assert high["live KV"] == (1000 + GROWTH_TOKENS) * 1024
 
 
-def test_a_sliding_window_ends_the_growth_of_a_row_and_states_count_once() -> None:
-    window = LayerConfig(LayerKind.ROTATING, 2, 64, 64, "float32", window=128)
-    state = LayerConfig(LayerKind.RECURRENT, states=(StateSpec("gdn.2.0", (4, 8, 8), "float32"),))
+@pytest.mark.parametrize("megabytes", [1, 2, 3, 5, 10, 30, 100])
+def test_the_lines_never_promise_more_than_there_is(tmp_path: Path, megabytes: int) -> None:
+    total = megabytes * 1_000_000
+    plan, found = lines(tmp_path, total // 4, total, memory_budget="100%", hot_cache_max_size="50%")
 
-    config = ModelCacheConfig((CONFIG.layers[0], window, state))
-
-    assert row_bytes(config, 1000) == 1024 * 1000 + 1024 * 128 + 4 * 4 * 8 * 8
+    assert sum(found.values()) <= plan.total_bytes
+    assert set(found) == {"weights", "reserve", "computing", "hot tier", "live KV"} | (
+        {"writes that wait"} & set(found)
+    )
 
 
 def test_a_tier_that_is_off_takes_nothing(tmp_path: Path) -> None:
     _, found = lines(tmp_path, cache_enabled=False)
 
-    assert set(found) == {"weights", "live KV", "one transient copy", "reserve"}
+    assert set(found) == {"weights", "reserve", "computing", "live KV"}
 
 
 def test_the_printed_lines_add_up_to_the_printed_sum(tmp_path: Path) -> None:
@@ -138,18 +143,18 @@ def test_the_printed_lines_add_up_to_the_printed_sum(tmp_path: Path) -> None:
         "  5.00 GB  b: second",
         " 25.00 GB  in all, at most; 25.00 GB to spare",
     ]
-    assert memory_warning(found, takers) is None
 
 
-def test_more_than_there_is_is_said_with_what_to_lower(tmp_path: Path) -> None:
-    found = budget(tmp_path, memory_budget="50%")
+def test_less_than_a_long_request_needs_is_said_with_what_to_do(tmp_path: Path) -> None:
+    roomy, _ = lines(tmp_path)
+    short, _ = lines(tmp_path, 400_000, 1_000_000, memory_budget="100%")
+    none, _ = lines(tmp_path, 990_000, 1_000_000, memory_budget="100%")
 
-    kv = memory_warning(found, (MemoryLine("live KV", 60 * GB, ""),))
-    weights = memory_warning(found, (MemoryLine("weights", 60 * GB, ""),))
-
-    assert kv is not None and "exceeded by 10.00 GB; lower max_context" in kv
-    assert weights is not None and "smaller model" in weights
-    assert memory_text(found, (MemoryLine("x", 60 * GB, ""),))[-1].endswith("10.00 GB too much")
+    assert memory_warning(roomy, 1000) is None
+    warning, nothing = memory_warning(short, 1000), memory_warning(none, 1000)
+    assert warning is not None and "not for 1,000; raise memory_budget" in warning
+    assert f"room for {short.longest(1000):,} tokens" in warning
+    assert nothing is not None and "smaller model" in nothing
 
 
 def test_the_limit_of_a_service_or_of_a_group_above_it_counts(tmp_path: Path) -> None:

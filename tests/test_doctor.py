@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from omlx.budget import Budget, MemoryLine
+from omlx.budget import Budget
 from omlx.cache.factory import CacheSizes
 from omlx.cache.hybrid_cache import LayerConfig, LayerKind, ModelCacheConfig
 from omlx.cli import main
@@ -167,20 +167,20 @@ def _fields(backend: Backend) -> dict[str, object]:
 def test_weights_beyond_the_budget_are_a_problem_and_a_full_house_is_a_warning() -> None:
     budget = Budget(10 * GB, "90% of the RAM", CacheSizes(256, 0, 0, 0))
     large = replace(SKETCH, weight_bytes=11 * GB)
-    lines = (MemoryLine("live KV", 12 * GB, ""),)
+    advice = "there is room for 10 tokens; raise memory_budget"
 
-    assert "weights" in only(checks.check_memory(MACHINE, budget, (), large), "problem")
-    assert "max_context" in only(checks.check_memory(MACHINE, budget, lines, SKETCH), "warning")
-    assert not bad(checks.check_memory(MACHINE, budget, (), SKETCH))
-    assert not bad(checks.check_memory(MACHINE, None, (), None))
+    assert "weights" in only(checks.check_memory(MACHINE, budget, None, large), "problem")
+    assert "raise memory" in only(checks.check_memory(MACHINE, budget, advice, SKETCH), "warning")
+    assert not bad(checks.check_memory(MACHINE, budget, None, SKETCH))
+    assert not bad(checks.check_memory(MACHINE, None, None, None))
 
 
 def test_weights_that_fit_but_not_now_are_a_warning() -> None:
     budget = Budget(50 * GB, "90% of the RAM", CacheSizes(256, 0, 0, 0))
     full = replace(MACHINE, available_bytes=GB)
 
-    assert "end other programs" in only(checks.check_memory(full, budget, (), SKETCH), "warning")
-    assert not bad(checks.check_memory(full, replace(budget, on_device=True), (), SKETCH))
+    assert "end other programs" in only(checks.check_memory(full, budget, None, SKETCH), "warning")
+    assert not bad(checks.check_memory(full, replace(budget, on_device=True), None, SKETCH))
 
 
 # ── disk ─────────────────────────────────────────────────────────────────────────────────────

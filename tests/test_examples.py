@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from omlx.actor_tree import DRAIN_S, FLUSH_BYTES_PER_S
 from omlx.budget import AUTO_PENDING_SHARE
 from omlx.cli import make_parser
+from omlx.live_settings import DRAIN_S, FLUSH_BYTES_PER_S
 from omlx.settings import HOME_VARIABLE, NAMES, Settings, env_name
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"

@@ -199,6 +199,43 @@ def test_a_directory_that_is_removed_is_made_anew(
         assert ask(again, chats) == whole(chats)
 
 
+@pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount")
+def test_a_volume_that_is_unmounted_and_comes_back(
+    model: Path, chats: list[Chat], tmp_path: Path
+) -> None:
+    """Nothing is written into the mount point meanwhile: that is the folder of another volume."""
+    at = tmp_path / "cache"
+    at.mkdir()
+    with (
+        volume(tmp_path / "volume", 64),
+        shown_at(tmp_path / "volume", at) as (unmount, mount),
+        serve(
+            model,
+            tmp_path / "home",
+            *("--ssd-cache-dir", str(at), "--ssd-cache-max-size", "32MB"),
+            *("--ssd-free-space-floor", "0", "--hot-cache-max-size", "50kB"),
+        ) as server,
+    ):
+        ask(server, chats)
+        assert until(server.settled)
+
+        unmount()
+        for _ in range(3):
+            ask(server, [*chats, *anew(chats)])
+        assert comes_to(server, "degraded")
+        ask(server, chats)
+        assert not list(at.iterdir())
+        mount()
+
+        assert comes_to(server, "ok")
+        assert sum(ask(server, chats)) > 0
+        assert until(server.settled)
+        assert_books_are_right(server, at)
+        assert ask(server, chats) == whole(chats)
+        assert_said_once(server)
+        server.stop()
+
+
 # ── the directory can't be used ──────────────────────────────────────────────────────────────
 
 
@@ -274,6 +311,24 @@ def volume(at: Path, megabytes: int) -> Iterator[Callable[[int], None]]:
         yield lambda size: _mount("-o", f"remount,size={size}m", str(at))
     finally:
         subprocess.run(["umount", "--lazy", str(at)], check=True)
+
+
+@contextmanager
+def shown_at(folder: Path, at: Path) -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
+    """Mount a folder at another as well; yields what ends that at once, and what begins it."""
+
+    def unmount() -> None:
+        subprocess.run(["umount", "--lazy", str(at)], check=True)
+
+    def mount() -> None:
+        _mount("--bind", str(folder), str(at))
+
+    mount()
+    try:
+        yield unmount, mount
+    finally:
+        if at.is_mount():
+            unmount()
 
 
 def _mount(*options: str) -> None:

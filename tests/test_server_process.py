@@ -260,6 +260,26 @@ def test_a_stream_that_the_end_cuts_off_ends_with_an_error(model: Path, tmp_path
     assert all(json.loads(chunk)["choices"][0]["finish_reason"] is None for chunk in chunks)
 
 
+def test_a_stream_that_a_second_signal_cuts_off_ends_with_an_error(
+    model: Path, tmp_path: Path
+) -> None:
+    """There is time to drain, but somebody is in a hurry; it does not just break off."""
+    with serve(model, tmp_path, "--drain-timeout-s", "600") as server:
+        with server.open("cut off", stream=True, **loop(1900)) as stream:
+            next_event(stream)
+            server.process.send_signal(signal.SIGTERM)
+            server.process.send_signal(signal.SIGINT)  # two of one kind could be one
+            *chunks, last, done = rest_of(stream)
+        code = server.ended()
+
+    assert code == 0
+    assert done == "[DONE]"
+    assert json.loads(last)["error"]["code"] == "server_shutdown"
+    assert all(json.loads(chunk)["choices"][0]["finish_reason"] is None for chunk in chunks)
+    assert "at once" in server.log
+    assert "Traceback" not in server.log
+
+
 # ── why it does not start ────────────────────────────────────────────────────────────────────
 
 

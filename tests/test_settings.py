@@ -30,6 +30,7 @@ from omlx.settings import (
     is_loopback,
     load_settings,
     overrides,
+    reread,
     save_settings_file,
     settings_table,
 )
@@ -136,12 +137,20 @@ def test_every_setting_can_be_given_as_variable_flag_and_in_the_file(tmp_path: P
         "max_connections": "1",
         "drain_timeout_s": "0.5",
         "strip_attribution": "no",
+        "strict_requests": "yes",
+        "reasoning_field": "Both",
+        "metrics_vllm_names": "yes",
         "log_level": "TRACE",
     }
     assert set(values) == set(NAMES)
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    switches = {"cache_enabled": "--no-cache", "strip_attribution": "--no-strip-attribution"}
+    switches = {
+        "cache_enabled": "--no-cache",
+        "strip_attribution": "--no-strip-attribution",
+        "strict_requests": "--strict-requests",
+        "metrics_vllm_names": "--metrics-vllm-names",
+    }
     argv = [
         word
         for name, value in values.items()
@@ -622,6 +631,22 @@ def test_a_change_that_cannot_be_made_is_refused_by_name(
     assert (refused.value.name, refused.value.code) == (name, code)
     if code == "locked":
         assert loaded.sources[name].detail in str(refused.value)
+
+
+def test_a_running_server_takes_over_what_it_can_and_reads_the_file_anew(home: Path) -> None:
+    running = load(home, {"OMLX_LOG_LEVEL": "debug"}, port="1")
+    save_settings_file(home, {"max_context": 7, "model": "other", "log_level": "error", "port": 2})
+
+    stored = reread(running)
+    in_force = running.taking_over(stored, ["max_context"])
+
+    assert (stored.settings.max_context, stored.settings.model) == (7, "other")
+    assert (stored.settings.log_level, stored.settings.port) == ("debug", 1)
+    assert stored.sources["log_level"] == Source("env", "OMLX_LOG_LEVEL")
+    assert (in_force.settings.max_context, in_force.settings.model) == (7, "demo")
+    assert in_force.sources["max_context"] == Source("file", str(home / "settings.json"))
+    assert in_force.sources["model"] == Source("default")
+    assert reread(in_force).settings == stored.settings
 
 
 # ── what people read ─────────────────────────────────────────────────────────────────────────

@@ -47,7 +47,7 @@ TEMPLATE = (
 )
 
 
-def _llama() -> dict[str, Any]:
+def llama_config() -> dict[str, Any]:
     return {
         "model_type": "llama",
         "hidden_size": 64,
@@ -151,10 +151,10 @@ def build(name: str, folder: Path) -> Path:
         case "qwen3_next":
             config = _qwen3_next()
         case _:
-            config = _llama()
+            config = llama_config()
     config["vocab_size"] = tokenizer.get_vocab_size()
     config["eos_token_id"] = tokenizer.token_to_id(EOS)
-    model = _make(config)
+    model = make(config)
     match name:
         case "llama-bf16":
             model.set_dtype(mx.bfloat16)
@@ -163,7 +163,8 @@ def build(name: str, folder: Path) -> Path:
         case "llama-4bit":
             model, config = quantize_model(model, config, group_size=32, bits=4)
         case "tape":
-            _read_off(model, tokenizer)
+            loops = zip(LOOP, (*LOOP[1:], LOOP[0]), strict=True)
+            read_off(model, tokenizer, [*pairwise(TAPE), *loops])
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(path / "model.safetensors"), weights, {"format": "mlx"})
     (path / "config.json").write_text(json.dumps(config))
@@ -171,7 +172,7 @@ def build(name: str, folder: Path) -> Path:
     return path
 
 
-def _make(config: dict[str, Any]) -> nn.Module:
+def make(config: dict[str, Any]) -> nn.Module:
     architecture = _ARCHITECTURES[config["model_type"]]
     model: nn.Module = architecture.Model(architecture.ModelArgs.from_dict(config))
     random = np.random.default_rng(SEED)
@@ -191,7 +192,7 @@ def _make(config: dict[str, Any]) -> nn.Module:
     return model
 
 
-def _read_off(model: Any, tokenizer: Tokenizer) -> None:
+def read_off(model: Any, tokenizer: Tokenizer, follows: Iterable[tuple[str, str]]) -> None:
     """Silence the layers, and let the head answer each word's embedding with its successor."""
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight = mx.zeros_like(layer.self_attn.o_proj.weight)
@@ -199,9 +200,8 @@ def _read_off(model: Any, tokenizer: Tokenizer) -> None:
     model.model.norm.weight = mx.ones_like(model.model.norm.weight)
     embeddings = np.array(model.model.embed_tokens.weight)
     head = np.zeros_like(embeddings)
-    follows = [*pairwise(TAPE), *zip(LOOP, (*LOOP[1:], LOOP[0]), strict=True)]
     for word, successor in follows:
-        head[_one(tokenizer, successor)] = embeddings[_one(tokenizer, word)]
+        head[_one(tokenizer, successor)] += embeddings[_one(tokenizer, word)]
     model.lm_head.weight = mx.array(head)
 
 

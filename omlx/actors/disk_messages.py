@@ -66,8 +66,20 @@ class StopVerifying(Message):
     """Nobody waits for it any more. Harmless when nothing is verified."""
 
 
+@dataclass(frozen=True, slots=True)
+class FilesVerified(Ask[int | None]):
+    """How many files were looked at by the verification that runs; None when none does."""
+
+
 SsdReaderMessage = (
-    ReadBlocks | StopReading | FileRead | ScanFiles | VerifyFiles | StopVerifying | Tick
+    ReadBlocks
+    | StopReading
+    | FileRead
+    | ScanFiles
+    | VerifyFiles
+    | StopVerifying
+    | FilesVerified
+    | Tick
 )
 
 
@@ -113,6 +125,22 @@ class CheckTier(Ask[TierChecked]):
 
 
 @dataclass(frozen=True, slots=True)
+class WriterLimits:
+    """What the writer goes by now, as it holds it itself."""
+
+    codec: str
+    floor_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetWriting(Ask[WriterLimits]):
+    """How the next files are written; None leaves a thing as it is. Answered with what is so."""
+
+    codec: str | None = None
+    floor_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ReadQueued(Ask["HostBlock | None"]):
     """The payload of a block that waits for its file. None: it has it by now, or never will."""
 
@@ -127,4 +155,4 @@ class BatchDone(Message):
 
 
 WriterJob = WriteBlock | DeleteBlocks | CatchUp | CheckTier
-SsdWriterMessage = WriterJob | ReadQueued | BatchDone
+SsdWriterMessage = WriterJob | SetWriting | ReadQueued | BatchDone

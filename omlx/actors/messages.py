@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omlx.actors.disk_messages import StopVerifying, TierChecked, VerifyFiles
+from omlx.actors.admin_messages import CancelRequest
+from omlx.actors.disk_messages import (
+    FilesVerified,
+    StopVerifying,
+    TierChecked,
+    VerifyFiles,
+)
+from omlx.actors.limit_messages import SetLimits, SetPace
 from omlx.cache.block_file import Identity
-from omlx.cache.blocks import BlockHash, PackedTokens
+from omlx.cache.blocks import BlockHash, BlockId, PackedTokens
 from omlx.cache.checkpoints import Place
+from omlx.cache.one_chain import Whereabouts
+from omlx.cache.reuse_by_size import ReuseBySize
 from omlx.cache.tickets import BlockRef, ReuseEnded
 from omlx.cache.tree_view import TreeView
 from omlx.core.chat import Conversation
+from omlx.core.diagnosis import Comparison, Fingerprint, Occasion
 from omlx.core.events import ChoiceEnded, Ended, TextDelta
 from omlx.core.plan import (
+    HostBlock,
     Settled,
     SettleWork,
     StepFailed,
@@ -20,6 +31,7 @@ from omlx.core.plan import (
     StepResult,
     Uid,
 )
+from omlx.core.preview import PreviewResult, PreviewWork
 from omlx.core.reads import ReadOutcome
 from omlx.core.sequence import Request
 from omlx.disk.census import CensusSlice
@@ -35,13 +47,30 @@ class Rendered:
     tokens: tuple[int, ...]
     num_system: int = 0
     """Tokens before what the first user wrote; 0 where nobody needs to know."""
+    hints: tuple[int, ...] = ()
+    """Tokens before each of the client's cache breakpoints; none where nobody needs to know."""
+    fingerprint: Fingerprint | None = None
+    comparison: Comparison | None = None
+    """With the earlier request that was asked for, or the one most like it; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Render(Ask[Rendered]):
-    """Template and token ids of a conversation. Rejected when the template refuses it."""
+    """Template and token ids of a conversation. Rejected when the template refuses it.
+
+    ``occasion`` None: it is compared with nothing.
+    """
 
     conversation: Conversation
+    occasion: Occasion | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Remember(Message):
+    """Compare later prompts with this one."""
+
+    request_id: str
+    fingerprint: Fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +89,7 @@ class Detokenize(Ask[str]):
     tokens: tuple[int, ...]
 
 
-TokenizerMessage = Render | Tokenize | Detokenize
+TokenizerMessage = Render | Remember | Tokenize | Detokenize
 
 
 # ── to the scheduler ─────────────────────────────────────────────────────────────────────────
@@ -137,6 +166,8 @@ class DrainExpired(Message):
 SchedulerMessage = (
     Submit
     | Cancel
+    | CancelRequest
+    | SetPace
     | CacheSettled
     | StepDone
     | BlocksRead
@@ -212,16 +243,6 @@ class BeginFlush(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class SetLimits(Message):
-    """New limits in bytes, lower or higher ones; None leaves a limit as it is."""
-
-    hot_bytes: int | None = None
-    ssd_bytes: int | None = None
-    pending_bytes: int | None = None
-    gdn_pending_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Cleared:
     freed_bytes: int
     freed_blocks: int
@@ -266,6 +287,33 @@ class CacheTree(Ask[TreeView]):
 
 
 @dataclass(frozen=True, slots=True)
+class FindChain(Ask[tuple[Whereabouts, ...]]):
+    """Where the blocks of a prompt are. Changes and counts nothing."""
+
+    tokens: PackedTokens
+    salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetChain(Message):
+    """Give up all that was stored under a salt."""
+
+    salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokensOf(Ask[PackedTokens | None]):
+    """The tokens of a block; None when there is none of this name."""
+
+    block_hash: BlockHash
+
+
+@dataclass(frozen=True, slots=True)
+class AskReuseBySize(Ask[ReuseBySize]):
+    """What a cache of another size would have kept of what was reused."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReaderStuck(Message):
     """The reader waits in vain for a file: the tier does not answer."""
 
@@ -293,8 +341,13 @@ PagedCacheMessage = (
     | ProbeCache
     | ColdOf
     | CacheTree
+    | TokensOf
+    | AskReuseBySize
+    | FindChain
+    | ForgetChain
     | VerifyFiles
     | StopVerifying
+    | FilesVerified
     | ReaderStuck
     | Tick
 )
@@ -308,4 +361,19 @@ class RunStep(Ask["StepResult | StepFailed"]):
     plan: StepPlan
 
 
-ModelRunnerMessage = RunStep | StartOver
+@dataclass(frozen=True, slots=True)
+class ReadHot(Ask[HostBlock | None]):
+    """What the RAM tier holds under an id: a block, or a checkpoint. None: nothing."""
+
+    block_id: BlockId
+    checkpoint: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunPreview(Ask[PreviewResult]):
+    """A part of a codec preview, between two steps. Rejected when the engine can't do it."""
+
+    work: PreviewWork
+
+
+ModelRunnerMessage = RunStep | StartOver | ReadHot | RunPreview

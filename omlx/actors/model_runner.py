@@ -7,10 +7,13 @@ from dataclasses import replace
 from typing import Any, Protocol, assert_never
 
 from omlx.actors.disk_messages import SsdWriterMessage, WriteBlock
-from omlx.actors.messages import ModelRunnerMessage, RunStep, StartOver
-from omlx.core.plan import StepFailed, StepPlan, StepResult
+from omlx.actors.messages import ModelRunnerMessage, ReadHot, RunPreview, RunStep, StartOver
+from omlx.cache.blocks import BlockId
+from omlx.core.plan import HostBlock, StepFailed, StepPlan, StepResult
+from omlx.core.preview import End, PreviewResult, PreviewWork
 from omlx.kernel.actor import Actor
 from omlx.kernel.mailbox import Ref
+from omlx.kernel.message import Rejected
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +26,16 @@ class EngineCalls(Protocol):
     async def reset(self) -> None:
         """Forget every row."""
 
+    async def read_hot(self, block_id: BlockId, checkpoint: bool) -> HostBlock | None: ...
+
+    async def preview(self, work: PreviewWork) -> PreviewResult: ...
+
     async def start_over(self) -> None:
         """Forget every row and every block."""
+
+
+class PreviewFailed(Rejected):
+    """A codec preview could not be computed."""
 
 
 class ModelRunner(Actor):
@@ -45,7 +56,20 @@ class ModelRunner(Actor):
             case StartOver():
                 await self._engine.start_over()
                 return None
+            case ReadHot(block_id, checkpoint):
+                return await self._engine.read_hot(block_id, checkpoint)
+            case RunPreview(work):
+                return await self._preview(work)
         assert_never(message)
+
+    async def _preview(self, work: PreviewWork) -> PreviewResult:
+        """Nobody's request hangs on it, so what goes wrong in it harms none."""
+        try:
+            return await self._engine.preview(work)
+        except Exception as error:
+            log.exception("a codec preview failed")
+            await self._engine.preview(End())
+            raise PreviewFailed(f"the engine failed ({type(error).__name__})") from None
 
     async def _run(self, plan: StepPlan) -> StepResult | StepFailed:
         try:

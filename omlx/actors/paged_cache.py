@@ -10,12 +10,16 @@ from typing import assert_never
 
 from omlx.actors.cold_files import ColdFiles
 from omlx.actors.disk_messages import (
+    FilesVerified,
+    SetWriting,
     SsdReaderMessage,
     SsdWriterMessage,
     StopVerifying,
     VerifyFiles,
 )
+from omlx.actors.limit_messages import CacheLimits, SetLimits
 from omlx.actors.messages import (
+    AskReuseBySize,
     BeginFlush,
     BlockLost,
     BlockWritten,
@@ -24,20 +28,26 @@ from omlx.actors.messages import (
     Cleared,
     ColdOf,
     FilesFound,
+    FindChain,
+    ForgetChain,
     IsScanned,
     PagedCacheMessage,
     ProbeCache,
     Probed,
     ReaderStuck,
-    SetLimits,
     Settle,
     StartOver,
     TierLookedAt,
+    TokensOf,
     WriterCaughtUp,
     WriterStarted,
 )
 from omlx.actors.stats_messages import CacheReport, StatsMessage
+from omlx.cache.blocks import num_tokens
+from omlx.cache.one_chain import find_chain, forget_chain
 from omlx.cache.prefix_cache import BlockAwarePrefixCache
+from omlx.cache.reuse_by_size import ReuseDistances, Used
+from omlx.cache.tickets import Grant
 from omlx.core.plan import Settled, SettleWork, Store, Uid
 from omlx.core.usage import CacheGauges, GdnGauges
 from omlx.kernel.actor import Actor
@@ -69,11 +79,12 @@ class PagedCache(Actor):
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._cache = cache
-        self._reader, self._wall = reader, wall
+        self._reader, self._writer, self._wall = reader, writer, wall
         self._gdn_storage, self._gdn_codec = gdn_storage, gdn_codec
         self._stats = stats
         self._cold = ColdFiles(cache, reader, writer, self.pipe)
         self._written_before_flush: int | None = None
+        self._distances = ReuseDistances()
 
     async def on_start(self) -> None:
         self.every(1.0, Tick)
@@ -113,6 +124,7 @@ class PagedCache(Actor):
                 return self._clear(hot, ssd)
             case SetLimits():
                 self._set_limits(message)
+                return asyncio.ensure_future(self._limits(message.writing or SetWriting()))
             case BeginFlush():
                 self._written_before_flush = cache.stats.ssd_written_files
             case ProbeCache(tokens, salt):
@@ -123,6 +135,16 @@ class PagedCache(Actor):
                 return cold.scanned
             case CacheTree(depth, most):
                 return cache.view(depth=depth, most=most)
+            case TokensOf(block_hash):
+                node = cache.tree.get(block_hash)
+                return None if node is None else node.tokens
+            case AskReuseBySize():
+                return self._distances.report(self._wall())
+            case FindChain(tokens, salt):
+                return find_chain(cache, tokens, salt)
+            case ForgetChain(salt):
+                forget_chain(cache, salt)
+                cold.delete()
             case VerifyFiles():
                 if self._reader is None:
                     raise TierOff("there is no SSD tier")
@@ -130,6 +152,9 @@ class PagedCache(Actor):
             case StopVerifying():
                 if self._reader is not None:
                     self._reader.offer(message)
+            case FilesVerified():
+                if self._reader is not None:
+                    return asyncio.ensure_future(self._reader.ask(message))
             case Tick():
                 cold.tick()
                 self._report()
@@ -137,9 +162,25 @@ class PagedCache(Actor):
                 assert_never(message)
         return None
 
+    def _note_use(self, work: SettleWork, grants: list[Grant]) -> None:
+        """What prompts found, and what was computed: once more, where it had been evicted."""
+        size, now = self._cache.size_of, self._wall()
+        for grant in grants:
+            chain = [
+                Used(ref.block_hash, size(ref.tokens, ref.place), ref.take) for ref in grant.refs
+            ]
+            self._distances.use(chain, now)
+        for seal in work.seals:
+            wish = seal.ticket.wish
+            tokens = num_tokens(wish.tokens) if wish.place is None else 0
+            used = Used(wish.block_hash, size(wish.tokens, wish.place), tokens)
+            self._distances.use([used], now)
+
     def _settle(self, work: SettleWork) -> Settled:
         cache, cold = self._cache, self._cold
         cache.now = self._wall()
+        if work.hot_allowed is not None:
+            cache.pool.allow(work.hot_allowed)
         for seal in work.seals:
             ticket = seal.ticket
             cache.seal(
@@ -162,6 +203,7 @@ class PagedCache(Actor):
         grants = tuple(
             (wanted.uid, cache.look_up(wanted.tokens, wanted.salt)) for wanted in work.look_ups
         )
+        self._note_use(work, [grant for _, grant in grants])
         cache.stats.pending_stops += work.given_up
         stores: list[Store] = []
         refused: list[tuple[Uid, int]] = []
@@ -184,6 +226,7 @@ class PagedCache(Actor):
             cache.files.num_dirty > 0,
             tuple(refused),
             tuple(unfiled),
+            cache.cold.pending_bytes,
         )
 
     def _clear(self, hot: bool, ssd: bool) -> Cleared:
@@ -199,15 +242,36 @@ class PagedCache(Actor):
 
     def _set_limits(self, limits: SetLimits) -> None:
         cache = self._cache
-        if limits.hot_bytes is not None:
-            cache.pool.set_limit(limits.hot_bytes)
+        if limits.hot_bytes is not None or limits.hot_blocks is not None:
+            cache.pool.set_limit(
+                cache.pool.set_bytes if limits.hot_bytes is None else limits.hot_bytes,
+                limits.hot_blocks,
+            )
         if limits.ssd_bytes is not None:
             self._cold.set_limit(limits.ssd_bytes)
         if limits.pending_bytes is not None:
             cache.cold.block_writes.limit_bytes = max(1, limits.pending_bytes)
         if limits.gdn_pending_bytes is not None:
             cache.cold.checkpoint_writes.limit_bytes = limits.gdn_pending_bytes
+        self._gdn_storage = limits.gdn_storage or self._gdn_storage
+        cache.set_policy(limits.policy or cache.cold.policy)
         self._cold.delete()
+
+    async def _limits(self, writing: SetWriting) -> CacheLimits:
+        """What is so now, the writer's part as the writer says."""
+        writer = None if self._writer is None else await self._writer.ask(writing)
+        pool, cold = self._cache.pool, self._cache.cold
+        if writer is not None:
+            self._gdn_codec = writer.codec
+        return CacheLimits(
+            pool.set_bytes,
+            pool.max_blocks,
+            cold.ledger.limit_bytes,
+            cold.block_writes.limit_bytes,
+            cold.checkpoint_writes.limit_bytes,
+            cold.policy,
+            writer,
+        )
 
     def _report(self) -> None:
         cache, pool, ledger = self._cache, self._cache.pool, self._cache.cold.ledger

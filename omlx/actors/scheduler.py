@@ -8,7 +8,9 @@ from collections.abc import Callable
 from itertools import count
 from typing import assert_never
 
+from omlx.actors.admin_messages import CancelRequest
 from omlx.actors.disk_messages import ReadBlocks, SsdReaderMessage, StopReading
+from omlx.actors.limit_messages import Pace, SetPace
 from omlx.actors.messages import (
     Accepted,
     BlocksRead,
@@ -32,13 +34,16 @@ from omlx.actors.messages import (
     TextDelta,
 )
 from omlx.actors.stats_messages import EngineReport, RequestEnded, StatsMessage
+from omlx.core.admission import QueueFull
 from omlx.core.events import Closed, Delta
+from omlx.core.memory import NeverFits
 from omlx.core.plan import LookUp, StepPlan, StepResult, Uid
 from omlx.core.reads import ReadOutcome
 from omlx.core.record import record_of
-from omlx.core.scheduler import QueueFull, Scheduler
-from omlx.core.sequence import Sequence, State
-from omlx.core.usage import EngineGauges, RunningRow
+from omlx.core.running import running_row
+from omlx.core.scheduler import Scheduler
+from omlx.core.sequence import Sequence
+from omlx.core.usage import EngineGauges
 from omlx.kernel.actor import Actor
 from omlx.kernel.mailbox import Ref
 from omlx.kernel.message import ActorGone, Rejected, Tick
@@ -53,6 +58,10 @@ FLUSH_PAUSE_S = 0.02
 
 class TooManyRequests(Rejected):
     """As many requests run and wait as may."""
+
+
+class TooLarge(Rejected):
+    """It needs more memory than there is for any request; waiting would not help."""
 
 
 class GenerationFailed(Exception):
@@ -98,6 +107,7 @@ class SchedulerActor(Actor):
         self._last_step_s = 0.0
         self._prefill_tps = 0.0
         self._decode_tps = 0.0
+        self._active_bytes = self._peak_bytes = 0
 
     async def on_start(self) -> None:
         # A former life may have left rows in the engine and blocks held in the cache.
@@ -134,6 +144,8 @@ class SchedulerActor(Actor):
                     uid = self._core.submit(request, self._now())
                 except QueueFull as full:
                     raise TooManyRequests(str(full)) from None
+                except NeverFits as refused:
+                    raise TooLarge(str(refused)) from None
                 self._streams[uid] = stream
                 self._kick()
                 return Accepted(uid)
@@ -141,6 +153,16 @@ class SchedulerActor(Actor):
                 self._core.cancel(uid, self._now())
                 self._kick()
                 return None
+            case CancelRequest(request_id):
+                return self._cancel_by_name(request_id)
+            case SetPace(limits, drain_s):
+                if limits is not None:
+                    self._core.set_limits(limits)
+                    self._kick()
+                self._drain_s = self._drain_s if drain_s is None else drain_s
+                return Pace(self._core.limits, self._drain_s)
+            case CacheSettled(ActorGone()) | StepDone(_, ActorGone()) if self._stopping:
+                return None  # everything ends at once: nothing can be asked any more
             case CacheSettled(outcome):
                 if isinstance(outcome, Exception):
                     raise outcome
@@ -272,7 +294,7 @@ class SchedulerActor(Actor):
                 case Delta():
                     stream = self._streams[event.leader]
                     if not stream.ended:
-                        stream.write(TextDelta(event.text, (event.sampled,), event.index))
+                        stream.write(TextDelta(event.pieces, (event.sampled,), event.index))
                 case Closed():
                     self._end(event)
 
@@ -283,7 +305,8 @@ class SchedulerActor(Actor):
         record = None
         if len(ended) == closed.request.n:
             record = record_of(ended, wall_s=self._wall(), now_s=self._now())
-            self._stats.offer(RequestEnded(record))
+            if not closed.request.internal:
+                self._stats.offer(RequestEnded(record))
             del self._streams[closed.leader], self._closed[closed.leader]
         if stream.ended:
             return  # it was told already that the server shuts down, or that a choice failed
@@ -291,10 +314,21 @@ class SchedulerActor(Actor):
             stream.end(GenerationFailed(closed.error))
             self._core.cancel(closed.leader, self._now())
         elif record is None:
-            stream.write(ChoiceEnded(closed.text, closed.finish_reason, closed.index))
+            stream.write(ChoiceEnded(closed.pieces, closed.finish_reason, closed.index))
         else:
-            stream.write(Ended(closed.text, closed.finish_reason, record, closed.index))
+            stream.write(Ended(closed.pieces, closed.finish_reason, record, closed.index))
             stream.end()
+
+    def _cancel_by_name(self, request_id: str) -> bool:
+        for sequence in self._core.sequences():
+            if sequence.request.request_id == request_id and not sequence.ending:
+                uid = sequence.leader
+                self._streams[uid].end(GenerationFailed("it was cancelled by hand", "cancelled"))
+                self._core.cancel(uid, self._now())
+                self._emit()
+                self._kick()
+                return True
+        return False
 
     def _cancel_abandoned(self) -> None:
         for uid, stream in self._streams.items():
@@ -304,6 +338,7 @@ class SchedulerActor(Actor):
     # ── what the dashboard shows ─────────────────────────────────────────────────────────────
 
     def _measure(self, plan: StepPlan, result: StepResult) -> None:
+        self._active_bytes, self._peak_bytes = result.active_bytes, result.peak_bytes
         if result.prefilled_tokens and result.prefill_s > 0:
             speed = result.prefilled_tokens / result.prefill_s
             self._prefill_tps = _blend(self._prefill_tps, speed)
@@ -321,43 +356,17 @@ class SchedulerActor(Actor):
         )
         requests: dict[Uid, list[Sequence]] = {}
         for sequence in self._core.sequences():
+            if sequence.request.internal:
+                continue
             requests.setdefault(sequence.leader, []).append(sequence)
-        rows = tuple(map(self._row, requests.values()))
-        self._stats.offer(EngineReport(gauges, rows))
-
-    def _row(self, choices: list[Sequence]) -> RunningRow:
-        sequence = choices[0]
-        request = sequence.request
-        age = self._now() - sequence.times.submitted
-        computed = min(sequence.num_computed, sequence.num_prompt) - sequence.num_cached
-        return RunningRow(
-            id=request.request_id,
-            time=self._wall() - age,
-            client=request.client,
-            route=request.route,
-            model=request.model,
-            state=_STATE_WORDS[sequence.state],
-            prompt_tokens=sequence.num_prompt,
-            cached_tokens=sequence.num_cached,
-            computed_tokens=max(0, computed),
-            generated_tokens=sum(choice.num_generated for choice in choices),
-        )
+        now, wall = self._now(), self._wall()
+        rows = tuple(running_row(each, now_s=now, wall_s=wall) for each in requests.values())
+        memory = self._core.memory(self._active_bytes, self._peak_bytes)
+        self._stats.offer(EngineReport(gauges, rows, memory))
 
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
-
-
-_STATE_WORDS = {
-    State.WAITING: "waiting",
-    State.LOOKING: "waiting",
-    State.RESTORING: "restoring",
-    State.READY: "restoring",
-    State.FORKING: "prefill",
-    State.PREFILL: "prefill",
-    State.DECODE: "decode",
-    State.CLOSING: "closing",
-}
 
 
 def _shutdown() -> GenerationFailed:

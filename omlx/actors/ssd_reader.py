@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from typing import assert_never
 
 import orjson
@@ -15,6 +16,7 @@ import orjson
 from omlx.actors.daemon_threads import DaemonThreads
 from omlx.actors.disk_messages import (
     FileRead,
+    FilesVerified,
     ReadBlocks,
     ReadQueued,
     ScanFiles,
@@ -76,6 +78,7 @@ class SsdReader(Actor):
         self._census: Iterator[CensusSlice] | None = None
         self._verifying: threading.Event | None = None
         """Set to stop it."""
+        self._files_verified = 0
 
     async def on_start(self) -> None:
         self.every(1.0, Tick)
@@ -107,6 +110,8 @@ class SsdReader(Actor):
             case StopVerifying():
                 self._stop_verifying()
                 return None
+            case FilesVerified():
+                return None if self._verifying is None else self._files_verified
             case Tick():
                 late = self._queue.expire(self._loop.time())
                 if late:
@@ -122,12 +127,13 @@ class SsdReader(Actor):
             def done(outcome: object, ticket: int = ticket) -> FileRead:
                 return FileRead(ticket, outcome)  # pyright: ignore[reportArgumentType]
 
-            self.pipe(self._find(ref), wrap=done)
+            queued = ref.queued and self._writer is not None
+            self.pipe(self._find(ref) if queued else self._in_pool(self._read, ref), wrap=done)
 
     async def _find(self, ref: BlockRef) -> HostBlock | NotRead:
         """A block that waits to be written is the writer's; it may have its file just now."""
         payload = None
-        if ref.queued and self._writer is not None:
+        if self._writer is not None:
             with suppress(ActorGone, Rejected):
                 payload = await self._writer.ask(ReadQueued(self._identity(ref)))
         if payload is not None:
@@ -177,6 +183,7 @@ class SsdReader(Actor):
         if self._verifying is not None:
             raise Verifying("the files are being verified already")
         stop = self._verifying = threading.Event()
+        self._files_verified = 0
         thread = DaemonThreads(1, "ssd-verify")
         verified = thread(self._verify_files, stop)
         thread.close(0.0)
@@ -195,8 +202,14 @@ class SsdReader(Actor):
 
     def _verify_files(self, stop: threading.Event) -> str:
         """In the thread."""
+
+        def stopped() -> bool:
+            self._files_verified = next(looked_at)
+            return stop.is_set()
+
+        looked_at = count()  # it is asked before each file
         try:
-            return orjson.dumps(self._files.verify(stop.is_set).as_json()).decode()
+            return orjson.dumps(self._files.verify(stopped).as_json()).decode()
         except OSError as error:
             raise Unlistable(f"the cache directory can't be listed: {error.strerror}") from None
 

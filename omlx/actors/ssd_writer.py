@@ -19,10 +19,12 @@ from omlx.actors.disk_messages import (
     CheckTier,
     DeleteBlocks,
     ReadQueued,
+    SetWriting,
     SsdWriterMessage,
     TierChecked,
     WriteBlock,
     WriterJob,
+    WriterLimits,
 )
 from omlx.actors.messages import BlockLost, BlockWritten, PagedCacheMessage, WriterStarted
 from omlx.cache.block_file import Identity
@@ -87,6 +89,8 @@ class SsdWriter(Actor):
                 promise = asyncio.get_running_loop().create_future()
                 self._take(message, promise)
                 return promise
+            case SetWriting(codec, floor_bytes):
+                return WriterLimits(*self._files.configure(codec, floor_bytes))
             case ReadQueued(identity):
                 return self._queued(identity)
             case BatchDone(outcomes):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from omlx.core.history import Kept
 from omlx.core.usage import (
     CacheGauges,
     EngineGauges,
     GdnGauges,
+    MemoryGauges,
     ModelFacts,
     RequestRecord,
     RunningRow,
@@ -32,6 +34,8 @@ class EngineReport(Message):
 
     gauges: EngineGauges
     rows: tuple[RunningRow, ...]
+    memory: MemoryGauges | None = None
+    """None: nobody counts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,22 @@ class ModelServed(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class SettingsChanged(Message):
+    """Settings of these names were saved: an event for those who look."""
+
+    names: tuple[str, ...]
+    time: float
+    """Unix seconds."""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot(Ask[str]):
     """The statistics as JSON text, as the admin API gives them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMetrics(Ask[str]):
+    """The statistics as JSON text, and how requests are spread; for /metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +96,9 @@ class FindRequest(Ask["str | None"]):
 class Feed(Ask[Stream[str]]):
     """A stream of server-sent events, each a whole ``event:/id:/data:`` frame.
 
-    First ``stats``, then one each second, and ``request`` for each request that ends. A reader
-    that falls behind loses the oldest, and its stream ends when it has read nothing for a minute,
-    and when the server stops. Rejected with TooManyReaders.
+    First ``stats``, then one each second, ``request`` for each request that ends and ``settings``
+    for each change of them. A reader that falls behind loses the oldest, and its stream ends when
+    it has read nothing for a minute, and when the server stops. Rejected with TooManyReaders.
     """
 
     after: int | None = None
@@ -94,17 +112,28 @@ class TotalsSaved(Message):
     error: Exception | None
 
 
+@dataclass(frozen=True, slots=True)
+class HistorySaved(Message):
+    """To self: what changed of the history was written, or could not be."""
+
+    changed: Kept
+    error: Exception | None
+
+
 StatsMessage = (
     RequestEnded
     | RequestRejected
     | EngineReport
     | CacheReport
     | ModelServed
+    | SettingsChanged
     | Snapshot
+    | ReadMetrics
     | RecentRequests
     | ReadHistory
     | FindRequest
     | Feed
     | TotalsSaved
+    | HistorySaved
     | Tick
 )

@@ -22,6 +22,7 @@ A reader checks, in this order: the header's length against a cap, the format, t
 structure, the file's size against the header, the identity (name, parent, tokens, namespace), each
 tensor's checksum. A file that fails any check is a miss with a reason, never an error. The checksum
 makes an fsync unnecessary: a file that a power cut left with zeros or half its bytes is not read.
+A whole file is read in ``block_tensors``.
 """
 
 from __future__ import annotations
@@ -29,16 +30,14 @@ from __future__ import annotations
 import base64
 import math
 import struct
-from collections import deque
-from collections.abc import Container, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 import xxhash
 
-from omlx.cache.blocks import BlockHash, PackedTokens, chain_hash
+from omlx.cache.blocks import BlockHash, PackedTokens
 from omlx.cache.checkpoints import Place
 
 FORMAT = "3"
@@ -58,6 +57,8 @@ DTYPES = {
 }
 _NAMES = {short: (name, size) for name, (short, size) in DTYPES.items()}
 
+STATE_PREFIX = "gdn."
+"""Begins the names of a checkpoint's tensors."""
 
 _DIMENSIONS_MAX = 8
 _REASON_MAX = 200
@@ -98,6 +99,8 @@ class HostTensor:
     dtype: str
     shape: tuple[int, ...]
     data: memoryview
+    known_finite: bool = field(default=False, compare=False)
+    """It was looked at, and holds no infinity and no NaN. False says nothing."""
 
     @property
     def nbytes(self) -> int:
@@ -256,109 +259,6 @@ def _outline(metadata: dict[str, str], length: int) -> Outline:
     return Outline(identity, carries, metadata, LENGTH.size + length)
 
 
-def decode(
-    expected: Identity,
-    tensors: Sequence[tuple[str, str, tuple[int, ...]]],
-    data: memoryview,
-    digests: TensorDigests | None = None,
-) -> tuple[HostTensor, ...]:
-    """The tensors of a whole file: views into ``data``. Raises Unreadable.
-
-    ``tensors``: (name, dtype, shape) of each tensor that the model's layout wants.
-    ``digests``: of all of ``data``, when it was hashed as it came.
-    """
-    header = read_header(expected, data)
-    if chain_hash(expected.parent, expected.tokens) != expected.block_hash:
-        raise Unreadable("its name is not the hash of its tokens")
-    # States that are embedded in a block's file are not the block's: see ``checkpoint_file``.
-    found = {
-        name: (dtype, shape)
-        for name, dtype, shape, _, _ in header.tensors
-        if header.carries is None or not name.startswith("gdn.")
-    }
-    wanted = {name: (dtype, shape) for name, dtype, shape in tensors}
-    if found.keys() != wanted.keys():
-        raise Unreadable(f"holds tensors {sorted(found)}, want {sorted(wanted)}")
-    for name, (dtype, shape) in wanted.items():
-        if found[name] != (dtype, shape):
-            raise Unreadable(f"{name} is {found[name][0]}{found[name][1]}, want {dtype}{shape}")
-    verified = read_tensors(header, data, wanted, digests)
-    return tuple(verified[name] for name in wanted)
-
-
-def read_header(expected: Identity, data: memoryview) -> Header:
-    """The header of a whole file that is what it is expected to be. Raises Unreadable."""
-    header = decode_header(data, len(data))
-    if header.identity != expected:
-        raise Unreadable(f"holds another block: {_difference(header.identity, expected)}")
-    return header
-
-
-class TensorDigests:
-    """xxh3-128 of each tensor of a file, taken while the file is read.
-
-    What was just read is in the core's cache still; hashing a whole file afterwards would fetch it
-    from memory again. Where the header is none that we wrote, nothing is hashed: whoever reads the
-    header then says why.
-    """
-
-    def __init__(self, file_size: int) -> None:
-        self._file_size = file_size
-        self._hexdigests: dict[str, str] = {}
-        self._ahead: deque[tuple[str, int]] | None = None
-        """(name, byte after its last in the file) of each tensor to come; None: no header yet."""
-        self._hash = xxhash.xxh3_128()
-        self._hashed = 0
-        """Bytes of the file."""
-
-    def update(self, data: memoryview) -> None:
-        """Hash what is new in ``data``: the file from its start as far as it was read."""
-        if self._ahead is None:
-            self._begin(data)
-        while self._ahead:
-            name, stop = self._ahead[0]
-            new = data[self._hashed : stop]
-            self._hash.update(new)
-            self._hashed += len(new)
-            if self._hashed < stop:
-                break
-            self._hexdigests[name] = self._hash.hexdigest()
-            self._hash.reset()
-            self._ahead.popleft()
-
-    def get(self, name: str) -> str | None:
-        """The digest of a tensor, in hex; None when not all of it was seen."""
-        return self._hexdigests.get(name)
-
-    def _begin(self, data: memoryview) -> None:
-        if len(data) < LENGTH.size:
-            return
-        length = LENGTH.size + LENGTH.unpack_from(data)[0]
-        if len(data) < length <= LENGTH.size + HEADER_MAX:
-            return
-        self._ahead = deque()
-        with suppress(Unreadable):
-            header = decode_header(data, self._file_size)
-            self._hashed = header.length
-            self._ahead += [(name, header.length + stop) for name, *_, stop in header.tensors]
-
-
-def read_tensors(
-    header: Header, data: memoryview, names: Container[str], digests: TensorDigests | None = None
-) -> dict[str, HostTensor]:
-    """Tensors of a whole file by their names, checksums verified. Raises Unreadable."""
-    tensors: dict[str, HostTensor] = {}
-    for name, dtype, shape, start, stop in header.tensors:
-        if name not in names:
-            continue
-        payload = data[header.length + start : header.length + stop]
-        found = xxhash.xxh3_128_hexdigest(payload) if digests is None else digests.get(name)
-        if found is None or found != header.checksums.get(name):
-            raise Unreadable(f"{name} does not match its checksum")
-        tensors[name] = HostTensor(name, dtype, shape, payload)
-    return tensors
-
-
 def _entry(name: str, entry: Mapping[str, Any]) -> tuple[str, str, tuple[int, ...], int, int]:
     dtype, size = _NAMES[entry["dtype"]]
     shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
@@ -379,10 +279,3 @@ def _check_layout(header: Header, file_size: int) -> None:
         position = stop
     if header.length + position != file_size:
         raise Unreadable(f"the file has {file_size} bytes, want {header.length + position}")
-
-
-def _difference(found: Identity, expected: Identity) -> str:
-    for field in ("namespace", "block_hash", "parent", "tokens", "place"):
-        if getattr(found, field) != getattr(expected, field):
-            return field
-    return "nothing"

@@ -23,14 +23,13 @@ import orjson
 
 from omlx.cache import codecs
 from omlx.cache.block_file import (
+    STATE_PREFIX,
     Header,
     HostTensor,
     Identity,
-    TensorDigests,
     Unreadable,
-    read_header,
-    read_tensors,
 )
+from omlx.cache.block_tensors import TensorChecks, read_header, read_tensors
 from omlx.cache.blocks import chain_hash, num_tokens, state_hash
 from omlx.cache.checkpoints import Place
 from omlx.cache.finite import INFINITY_BITS, all_finite_bits
@@ -38,9 +37,6 @@ from omlx.cache.hybrid_cache import StateSpec
 
 RAW = "raw"
 """For states that no codec applies to: convolution tails, in the model's own dtype."""
-
-
-STATE_PREFIX = "gdn."
 
 
 def is_state(tensor: HostTensor) -> bool:
@@ -81,25 +77,25 @@ def decode_states(
     expected: Identity,
     data: memoryview,
     specs: Sequence[StateSpec],
-    digests: TensorDigests | None = None,
+    checks: TensorChecks | None = None,
 ) -> tuple[HostTensor, ...]:
     """Every state, decoded, in the order of ``specs``. Raises Unreadable.
 
-    ``digests``: of all of ``data``, when it was hashed as it came.
+    ``checks``: of all of ``data``, when it was looked at as it came.
     """
     name = state_hash(expected.parent, expected.tokens)
     if name != expected.block_hash:
         raise Unreadable("its name is not the hash of its tokens")
-    header = read_header(expected, data)
+    header = read_header(expected, data, checks)
     names = {name for name, *_ in header.tensors}
-    return _decode_all(header, read_tensors(header, data, names, digests), specs)
+    return _decode_all(header, read_tensors(header, data, names, checks), specs)
 
 
 def decode_embedded(
     expected: Identity,
     data: memoryview,
     specs: Sequence[StateSpec],
-    digests: TensorDigests | None = None,
+    checks: TensorChecks | None = None,
 ) -> tuple[HostTensor, ...]:
     """The states of a checkpoint out of the file of the block that ends with it."""
     block = Identity(
@@ -108,9 +104,9 @@ def decode_embedded(
         expected.parent,
         expected.tokens,
     )
-    header = read_header(block, data)
+    header = read_header(block, data, checks)
     names = {name for name, *_ in header.tensors if name.startswith(STATE_PREFIX)}
-    return _decode_all(header, read_tensors(header, data, names, digests), specs)
+    return _decode_all(header, read_tensors(header, data, names, checks), specs)
 
 
 def _decode_all(
@@ -149,13 +145,13 @@ def _decode(
     state = codecs.decode(spec.name, metadata, stored)
     if np.shares_memory(state, stored[0].data):
         # The file's own bytes, as a part of its buffer: so its holder sees that it holds that.
-        return HostTensor(spec.name, spec.dtype, spec.shape, stored[0].data)
+        return stored[0]
     return HostTensor(spec.name, spec.dtype, spec.shape, _bytes_of(state))
 
 
 def _all_finite(tensor: HostTensor) -> bool:
-    if tensor.dtype not in INFINITY_BITS:
-        return True  # integers
+    if tensor.known_finite or tensor.dtype not in INFINITY_BITS:
+        return True  # integers are
     bits = np.uint32 if tensor.dtype == "float32" else np.uint16
     return all_finite_bits(tensor.dtype, np.frombuffer(tensor.data, bits))
 

@@ -10,8 +10,11 @@ positions, those that the next request is likely to begin with:
     BRANCH    where a second prompt left a first  the third one that shares that beginning
     LATTICE   every ``interval`` tokens           whatever diverges elsewhere
 
-A prompt is cut exactly there. With age a chain's checkpoints are thinned: SYSTEM and BRANCH ones,
-which others share, go last; of the rest the newest stay, and behind them ever fewer.
+and where a client says that something shared ends (a hint). Within the system part a hint counts as
+SYSTEM, behind it as LAST, for clients move those on with each turn. A prompt is cut exactly there.
+
+With age a chain's checkpoints are thinned: SYSTEM and BRANCH ones, which others share, go last; of
+the rest the newest stay, and behind them ever fewer.
 """
 
 from __future__ import annotations
@@ -34,6 +37,10 @@ class Place(IntEnum):
 
 SHARED = (Place.BRANCH, Place.SYSTEM)
 
+HINT_GAIN = 16
+"""Tokens between a hint and any other checkpoint, or the beginning: for fewer it is not worth its
+bytes."""
+
 NEWEST_KEPT = 4
 """Of a chain, whatever their place: two turns back each has its TURN and its LAST."""
 
@@ -53,6 +60,7 @@ def cuts(
     interval: int,
     num_system: int = 0,
     branch: int | None = None,
+    hints: Iterable[int] = (),
 ) -> dict[int, Place]:
     """Positions of a prompt at which to stop and keep the state, behind what is restored.
 
@@ -69,6 +77,10 @@ def cuts(
     for position, place in wanted:
         if num_cached < position <= last and position > 0:
             chosen[position] = max(place, chosen.get(position, place))
+    for position in hints:
+        near = min(abs(position - other) for other in (0, num_cached, last, *chosen))
+        if num_cached < position < last and near >= HINT_GAIN:
+            chosen[position] = Place.SYSTEM if position < num_system else Place.LAST
     return dict(sorted(chosen.items()))
 
 

@@ -60,6 +60,8 @@ class LayerConfig:
     states: tuple[StateSpec, ...] = ()
     why_not: str = ""
     """For UNSUPPORTED: what stands in the way, for the start-up lines."""
+    batches: bool = True
+    """Whether rows of different length can share its cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,11 @@ class ModelCacheConfig:
             if layer.kind is LayerKind.UNSUPPORTED:
                 return f"layer {index} {layer.why_not}"
         return None if self.layers else "the model has no layers that keep anything"
+
+    @property
+    def batches(self) -> bool:
+        """Whether several rows can decode in one pass; else each has passes of its own."""
+        return all(layer.batches for layer in self.layers)
 
     @cached_property
     def groups(self) -> tuple[LayerGroup, ...]:

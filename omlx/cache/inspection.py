@@ -12,9 +12,17 @@ from dataclasses import dataclass, replace
 
 import orjson
 
-from omlx.cache.block_file import Header, Identity, Outline, Unreadable, decode, decode_header
+from omlx.cache.block_file import (
+    STATE_PREFIX,
+    Header,
+    Identity,
+    Outline,
+    Unreadable,
+    decode_header,
+)
+from omlx.cache.block_tensors import decode
 from omlx.cache.blocks import BlockHash, num_tokens, state_hash
-from omlx.cache.checkpoint_file import STATE_PREFIX, decode_embedded, decode_states
+from omlx.cache.checkpoint_file import decode_embedded, decode_states
 from omlx.cache.hybrid_cache import StateSpec
 
 

@@ -37,9 +37,13 @@ class PagedCacheManager:
     ) -> None:
         assert max_blocks >= 1
         self._new_order = order
-        self._max_blocks = max_blocks
+        self.max_blocks = max_blocks
         self._on_block_hash_dropped = on_block_hash_dropped
+        self.set_bytes = limit_bytes
+        """What the tier is set to take."""
         self.limit_bytes = limit_bytes
+        """What it may take now: less, while live KV needs the room."""
+        self._allowed_bytes: int | None = None
         self.cow_copies = 0
         self._begin(min(initial_blocks, max_blocks))
 
@@ -220,9 +224,19 @@ class PagedCacheManager:
         self._forget(self._blocks[block_id])
         return True
 
-    def set_limit(self, limit_bytes: int) -> None:
-        """A lower limit holds at once, but for blocks that are held, until they are let go."""
-        self.limit_bytes = limit_bytes
+    def set_limit(self, limit_bytes: int, max_blocks: int | None = None) -> None:
+        """A lower limit holds at once, but for blocks that are held, until they are let go.
+
+        The pool grows up to ``max_blocks`` from now on; one that is larger does not shrink.
+        """
+        self.set_bytes = limit_bytes
+        self.max_blocks = max_blocks or self.max_blocks
+        self.allow(self._allowed_bytes)
+
+    def allow(self, nbytes: int | None) -> None:
+        """Take no more than this from now on, whatever the limit is set to; None: just that."""
+        self._allowed_bytes = nbytes
+        self.limit_bytes = self.set_bytes if nbytes is None else min(nbytes, self.set_bytes)
         self._shrink()
 
     def clear(self, keep: Container[object] = ()) -> int:
@@ -275,8 +289,8 @@ class PagedCacheManager:
             self._forget(self._order.front or next(iter(self._order)))
 
     def _has_blank(self) -> bool:
-        if not self._blank and self.num_blocks < self._max_blocks:
-            self._grow(min(GROW_BY, self._max_blocks - self.num_blocks))
+        if not self._blank and self.num_blocks < self.max_blocks:
+            self._grow(min(GROW_BY, self.max_blocks - self.num_blocks))
         return bool(self._blank)
 
     def _grow(self, count: int) -> None:

@@ -83,7 +83,7 @@ class BlockAwarePrefixCache:
             order=order,
         )
         self._sizes = BlockSizes(bytes_per_token, checkpoint_bytes, header_bytes)
-        self._tree = PrefixTree(block_size)
+        self.tree = PrefixTree(block_size)
         self._filling: dict[BlockHash, StoreTicket | None] = {}
         """Blocks to be sealed, by their tickets; None for a cold one that is being promoted."""
         self._roots: set[BlockHash] = set()
@@ -95,10 +95,9 @@ class BlockAwarePrefixCache:
             stats=self.stats,
             on_file_gone=lambda block_hash: self.files.file_gone(block_hash),
         )
-        # Without RAM to keep it in, what gets no file is lost.
-        self.cold.patient |= hot_limit_bytes == 0
+        self.set_policy(write_policy)
         self.files = PersistedBlocks(
-            self._tree,
+            self.tree,
             self.pool,
             self.cold,
             self.stats,
@@ -110,6 +109,11 @@ class BlockAwarePrefixCache:
         self.now: float | None = None
         """Unix seconds, as the owner tells: when something is used now. It is only shown."""
 
+    def set_policy(self, policy: WritePolicy) -> None:
+        """What gets a file from now on. Without RAM to keep it in, what gets none is lost."""
+        self.cold.policy = policy
+        self.cold.patient = policy is WritePolicy.THROUGH or self.pool.set_bytes == 0
+
     # ── look-up ──────────────────────────────────────────────────────────────────────────────
 
     def look_up(self, tokens: PackedTokens, salt: str = "") -> Grant:
@@ -119,7 +123,7 @@ class BlockAwarePrefixCache:
         """
         root = root_hash(self.namespace, salt)
         self._roots.add(root)
-        known = self._tree.find(root, tokens)
+        known = self.tree.find(root, tokens)
         found, checkpoint = self._at_checkpoint(root, known, tokens)
         path = found.path if checkpoint is None else [*found.path, checkpoint]
         self.cold.ledger.touch([node.block_hash for node in path])
@@ -146,10 +150,14 @@ class BlockAwarePrefixCache:
         branch = known.ended.token if gain >= BRANCH_GAIN else None
         return Grant(root, tuple(blocks), found.ended, state, branch)
 
+    def size_of(self, tokens: PackedTokens, place: Place | None) -> int:
+        """Bytes in RAM of a block, or of a checkpoint."""
+        return self._sizes.in_ram(tokens, place)
+
     def probe(self, tokens: PackedTokens, salt: str = "") -> tuple[int, int, ReuseEnded]:
         """How many tokens a look-up would find in RAM and in files. Changes nothing."""
         root = root_hash(self.namespace, salt)
-        found, _ = self._at_checkpoint(root, self._tree.find(root, tokens), tokens)
+        found, _ = self._at_checkpoint(root, self.tree.find(root, tokens), tokens)
         ram = ssd = 0
         for index, node in enumerate(found.path):
             last = index == len(found.path) - 1
@@ -163,7 +171,7 @@ class BlockAwarePrefixCache:
         In the order of ``Grant.cold``: the checkpoint first.
         """
         root = root_hash(self.namespace, salt)
-        found, checkpoint = self._at_checkpoint(root, self._tree.find(root, tokens), tokens)
+        found, checkpoint = self._at_checkpoint(root, self.tree.find(root, tokens), tokens)
         path = found.path if checkpoint is None else [checkpoint, *found.path]
         return tuple(
             (_ref(node, num_tokens(node.tokens), None), node.size) for node in path if not node.hot
@@ -175,7 +183,7 @@ class BlockAwarePrefixCache:
         """What can be continued: all of it, or for recurrent models up to a checkpoint."""
         if not self.checkpoint_bytes:
             return known, None
-        position, node = next(self._tree.checkpoints(root, known, tokens), (0, None))
+        position, node = next(self.tree.checkpoints(root, known, tokens), (0, None))
         if position == known.ended.token:
             return known, node
         path = known.path[: -(-position // self.block_size)]
@@ -204,7 +212,7 @@ class BlockAwarePrefixCache:
 
     def store(self, wish: StoreWish) -> StoreTicket | None:
         """Permit a computed block to be stored. None: it is there already, or has no place."""
-        node = self._tree.get(wish.block_hash)
+        node = self.tree.get(wish.block_hash)
         if node is not None:
             self._want(node, wish)
         if wish.block_hash in self._filling or (node is not None and node.pending):
@@ -240,13 +248,13 @@ class BlockAwarePrefixCache:
             self.pool.abandon(block_id)
         if not (stored and block_id is not None) and not writing:
             return
-        node = self._tree.get(wish.block_hash)
+        node = self.tree.get(wish.block_hash)
         if node is None:
             node = Node(
                 wish.block_hash, wish.parent, wish.tokens, size, wish.place, persist=wish.persist
             )
             node.sighted = write or self.cold.policy is not WritePolicy.SELECTIVE
-            self._tree.nodes[wish.block_hash] = node
+            self.tree.nodes[wish.block_hash] = node
         node.used_at = self.now
         if writing:
             self.files.begin(node, wish)
@@ -264,16 +272,16 @@ class BlockAwarePrefixCache:
         if not stored:
             self.pool.abandon(ref.block_id)
             return
-        node = self._tree.get(ref.block_hash)
+        node = self.tree.get(ref.block_hash)
         if node is None:  # its file was given up while it was read; what hangs on it needs it
             size = self._sizes.in_ram(ref.tokens, ref.place)
             node = Node(ref.block_hash, ref.parent, ref.tokens, size, ref.place)
-            self._tree.nodes[ref.block_hash] = node
+            self.tree.nodes[ref.block_hash] = node
         self._make_hot(node, ref.block_id)
 
     def _make_hot(self, node: Node, block_id: BlockId, cost_s: float = 0.0) -> None:
         node.hot = True
-        self._tree.show(node)
+        self.tree.show(node)
         self.files.in_use(node)
         if node.place is None:
             self._reclaim_superseded(node)
@@ -290,7 +298,7 @@ class BlockAwarePrefixCache:
         self.files.in_use(node)
 
     def _reachable(self, parent: BlockHash) -> bool:
-        return parent in self._roots or parent in self._tree.nodes or parent in self._filling
+        return parent in self._roots or parent in self.tree.nodes or parent in self._filling
 
     # ── keeping the tree ─────────────────────────────────────────────────────────────────────
 
@@ -312,9 +320,9 @@ class BlockAwarePrefixCache:
         self.files.start_over()
         self._filling.clear()
         self.pool.start_over()
-        for node in list(self._tree.nodes.values()):
+        for node in list(self.tree.nodes.values()):
             node.hot = False
-            self._tree.drop_if_gone(node)
+            self.tree.drop_if_gone(node)
         if self.cold.writable:  # else not everything is counted, and whoever counts sees to it
             self.cold.set_limit(self.cold.ledger.limit_bytes)
 
@@ -322,7 +330,7 @@ class BlockAwarePrefixCache:
         """A sequence ended: its chain, from head to tail, was in use until now."""
         chain = list(chain)
         for block_hash in chain:
-            node = self._tree.get(block_hash)
+            node = self.tree.get(block_hash)
             if node is not None:
                 node.used_at = self.now
         self.pool.touch(chain)
@@ -330,23 +338,23 @@ class BlockAwarePrefixCache:
 
     def view(self, *, depth: int, most: int) -> TreeView:
         """What can be found, for people who look. Changes nothing."""
-        return view(self._tree, self.pool, depth=depth, most=most)
+        return view(self.tree, self.pool, depth=depth, most=most)
 
     @property
     def num_checkpoints(self) -> int:
-        return sum(node.place is not None for node in self._tree.nodes.values())
+        return sum(node.place is not None for node in self.tree.nodes.values())
 
     def check(self) -> None:
         """Assert what this class promises about its own state. O(blocks): for tests and idle."""
         self.pool.check()
-        for name, node in self._tree.nodes.items():
+        for name, node in self.tree.nodes.items():
             assert node.hot == (self.pool.get(name) is not None), "the indexes disagree"
-        self._tree.check()
+        self.tree.check()
         self.files.check()
 
     def _reclaim_superseded(self, node: Node) -> None:
         """Give up tails in RAM that ``node`` starts with."""
-        for shorter in self._tree.shorter(node):
+        for shorter in self.tree.shorter(node):
             if shorter.hot:
                 self.files.not_worth_a_file(shorter)
                 self._superseding = True
@@ -354,7 +362,7 @@ class BlockAwarePrefixCache:
                 self._superseding = False
 
     def _hot_dropped(self, block_hash: BlockHash) -> None:
-        node = self._tree.nodes[block_hash]
+        node = self.tree.nodes[block_hash]
         node.hot = False
         self.files.left_ram(node)
         if not node.ssd and not node.pending and not self._superseding:
@@ -363,7 +371,7 @@ class BlockAwarePrefixCache:
 
     def _thin(self, newest: Node) -> None:
         """Let go of the checkpoints of a chain that its newest one makes not worth their room."""
-        along = self._tree.along(newest)
+        along = self.tree.along(newest)
         marks = {
             Mark(position, node.place if node.place is not None else Place.LATTICE): node
             for position, node in along
@@ -373,7 +381,7 @@ class BlockAwarePrefixCache:
                 self.files.give_up(marks[mark])
 
     def _covered(self, wish: StoreWish) -> bool:
-        return self._tree.covers(wish.parent, wish.block_hash, wish.tokens)
+        return self.tree.covers(wish.parent, wish.block_hash, wish.tokens)
 
 
 def _ref(node: Node, take: int, block_id: BlockId | None) -> BlockRef:

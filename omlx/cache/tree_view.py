@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from omlx.cache.blocks import BlockHash, num_tokens
+from omlx.cache.checkpoints import Place
 from omlx.cache.paged_cache import PagedCacheManager
 from omlx.cache.prefix_tree import Node, PrefixTree
 
@@ -23,11 +24,18 @@ class NodeView:
     hot: bool
     ssd: bool
     """Neither: it left RAM and waits for its file."""
-    is_checkpoint: bool
+    place: Place | None
+    """Of a checkpoint: why it is kept."""
+    block: BlockHash | None
+    """Of a checkpoint: the one in which it was taken, if that can be found."""
     refs: int
     """Who holds its place in RAM now."""
     used_at: float | None
     """Unix seconds of its last use."""
+
+    @property
+    def is_checkpoint(self) -> bool:
+        return self.place is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,7 @@ def view(tree: PrefixTree, pool: PagedCacheManager, *, depth: int, most: int) ->
     seen: list[NodeView] = []
     while ahead and len(seen) < most:
         level, node = ahead.popleft()
-        seen.append(_view_of(node, pool))
+        seen.append(_view_of(node, tree, pool))
         if level < depth:
             children = _newest_first(tree.children(node.block_hash))
             ahead.extend((level + 1, child) for child in children)
@@ -60,7 +68,7 @@ def _newest_first(nodes: list[Node]) -> list[Node]:
     return sorted(nodes, key=lambda node: node.used_at or 0.0, reverse=True)
 
 
-def _view_of(node: Node, pool: PagedCacheManager) -> NodeView:
+def _view_of(node: Node, tree: PrefixTree, pool: PagedCacheManager) -> NodeView:
     return NodeView(
         node.block_hash,
         node.parent,
@@ -68,7 +76,16 @@ def _view_of(node: Node, pool: PagedCacheManager) -> NodeView:
         node.size,
         node.hot,
         node.ssd,
-        node.place is not None,
+        node.place,
+        None if node.place is None else _block_around(node, tree),
         pool.num_holders(node.block_hash),
         node.used_at,
     )
+
+
+def _block_around(checkpoint: Node, tree: PrefixTree) -> BlockHash | None:
+    """A block behind the same parent that begins with the checkpoint's tokens."""
+    for node in tree.children(checkpoint.parent):
+        if node.place is None and node.tokens.startswith(checkpoint.tokens):
+            return node.block_hash
+    return None

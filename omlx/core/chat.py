@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
+from omlx.core.pieces import ToolCall
 from omlx.core.plan import GREEDY, Sampling
 
 SYSTEM_ROLES = ("system", "developer")
@@ -13,14 +14,6 @@ SYSTEM_ROLES = ("system", "developer")
 
 ATTRIBUTION = "x-anthropic-billing-header:"
 """A coding agent begins its system text with it, and with a number that is new each time."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    id: str
-    name: str
-    arguments: str
-    """JSON, as the client sent it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +26,9 @@ class ChatMessage:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     reasoning: str | None = None
+    breaks: tuple[int, ...] = ()
+    """After how many of its parts a client put a cache breakpoint. One more than there are: behind
+    its calls. They say nothing to the model."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -50,9 +46,11 @@ class ChatMessage:
 class Conversation:
     messages: tuple[ChatMessage, ...]
     tools: str | None = None
-    """JSON list of tools, in the client's order."""
+    """JSON list of tools in the form that templates take, in the client's order."""
     template_options: str | None = None
     """JSON object of extra variables for the template."""
+    break_after_tools: bool = False
+    """A cache breakpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +67,28 @@ class GenerationRequest:
     stops: tuple[str, ...] = ()
     n: int = 1
     salt: str = ""
+    may_call: bool = False
+    """Whether the model may call the tools of the conversation."""
+    must_call: tuple[str, ...] = ()
+    """The tools of which the model has to call one or more, by name; none: it may answer."""
+    one_call: bool = False
+    """Whether the answer ends with its first call."""
+    strict: tuple[str, ...] = ()
+    """The tools whose calls keep to their schemas, by name."""
+    caching: bool = True
+    """False: nothing of it is looked up or stored."""
+    group: str = ""
+    """What the client calls the conversation. It never says what may be reused."""
+    compare_with: str | None = None
+    """The id of an earlier answer, to say what differs from its prompt."""
+
+    @property
+    def tools(self) -> str | None:
+        return self.prompt.tools if isinstance(self.prompt, Conversation) else None
+
+    @property
+    def tools_to_call(self) -> str | None:
+        return self.tools if self.may_call else None
 
 
 class TemplateRefused(Exception):
@@ -76,11 +96,13 @@ class TemplateRefused(Exception):
 
 
 def template_messages(
-    conversation: Conversation, *, calls_as_text: bool = False
+    conversation: Conversation, *, calls_as_text: bool = False, unreadable_as_text: bool = False
 ) -> list[dict[str, Any]]:
     """The dicts that chat templates expect.
 
     ``calls_as_text``: for templates that know no tool calls, and would leave them out.
+    ``unreadable_as_text``: for templates that fail on calls whose arguments are no JSON object,
+    such as calls that were cut.
 
     Templates want the system text first and once, so later system messages join the first one,
     in order.
@@ -98,7 +120,8 @@ def template_messages(
             entry["tool_call_id"] = message.tool_call_id
         if message.reasoning:
             entry["reasoning_content"] = message.reasoning
-        if message.tool_calls and calls_as_text:
+        spell = calls_as_text or (unreadable_as_text and has_unreadable_calls(message))
+        if message.tool_calls and spell:
             calls = (_spelled(call) for call in message.tool_calls)
             entry["content"] = "\n".join(filter(None, (message.text, *calls)))
         elif message.tool_calls:
@@ -113,6 +136,10 @@ def template_messages(
         rest.append(entry)
     head = [{"role": "system", "content": "\n\n".join(system)}] if system else []
     return [*head, *rest]
+
+
+def has_unreadable_calls(message: ChatMessage) -> bool:
+    return any(isinstance(_parsed(call.arguments), str) for call in message.tool_calls)
 
 
 def without_attribution(conversation: Conversation) -> Conversation:
@@ -130,7 +157,9 @@ def without_attribution(conversation: Conversation) -> Conversation:
     if not _is_attribution(line):
         return conversation
     parts = (rest, *others) if rest else tuple(others)
-    kept = (replace(messages[index], content=parts),) if parts else ()
+    dropped = 0 if rest else 1
+    breaks = tuple(count - dropped for count in messages[index].breaks if count > dropped)
+    kept = (replace(messages[index], content=parts, breaks=breaks),) if parts else ()
     return replace(conversation, messages=(*messages[:index], *kept, *messages[index + 1 :]))
 
 
@@ -149,8 +178,11 @@ def _spelled(call: ToolCall) -> str:
 
 def _parsed(arguments: str) -> Any:
     """Templates iterate over the arguments; what is no JSON object is rendered as its text."""
+    if not arguments.strip():
+        return {}
     try:
         value = json.loads(arguments)
-    except ValueError:
+        json.dumps(value, ensure_ascii=False).encode()  # half a character is no text
+    except (ValueError, RecursionError):
         return arguments
     return value if isinstance(value, dict) else arguments

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from omlx.cache.tickets import ReuseEnded
+from omlx.core.pieces import Piece, Spoken, text_of
 from omlx.core.plan import Sampled, Uid
 from omlx.core.sequence import Request, Sequence, Times
 from omlx.core.usage import RequestRecord
@@ -12,14 +13,18 @@ from omlx.core.usage import RequestRecord
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Text that can be shown now; may be empty when a token completes no character."""
+    """What can be shown now; may be nothing when a token completes no character."""
 
     uid: Uid
-    text: str
+    pieces: tuple[Spoken, ...]
     sampled: Sampled
     leader: Uid
     index: int
     """Which choice of its request; ``leader`` is choice 0 and names the request."""
+
+    @property
+    def text(self) -> str:
+        return text_of(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ class Closed:
     finish_reason: str | None
     """stop, length, cancelled; None with ``error``."""
     error: str | None
-    text: str
+    pieces: tuple[Spoken, ...]
     """What was still held back."""
     generated_tokens: int
     cached_tokens: int
@@ -47,28 +52,42 @@ class Closed:
     index: int
     stop: str | None = None
     """The stop string that ended it."""
+    unfinished_tokens: int = 0
+    """Computed of its prompt, if its prefill did not end."""
+    reasoning_tokens: int = 0
+    """Of those generated."""
+
+    @property
+    def text(self) -> str:
+        return text_of(self.pieces)
 
     @classmethod
     def of(cls, sequence: Sequence) -> Closed:
         """What is to be told of a sequence that has ended."""
+        prefilled = sequence.times.first_token is not None
+        computed = 0 if prefilled else max(0, sequence.num_computed - sequence.num_cached)
+        times, reuse_ended = sequence.told()
         return cls(
             sequence.uid,
             sequence.request,
             sequence.finish_reason,
             sequence.error,
-            sequence.text.finish(),
+            sequence.text.finish(complete=sequence.finish_reason == "stop"),
             sequence.num_generated,
             sequence.num_cached,
             sequence.cached_ram,
             sequence.cached_ssd,
-            sequence.times.first_token is not None,
-            sequence.ended,
-            sequence.times,
-            sequence.prefill_s,
+            prefilled,
+            reuse_ended,
+            times,
+            # What a row that was given up computed again is no measure of its prompt.
+            0.0 if sequence.resumed else sequence.prefill_s,
             sequence.restore_s,
             sequence.leader,
             sequence.index,
             sequence.text.stopped,
+            computed,
+            sequence.text.num_reasoning,
         )
 
 
@@ -80,30 +99,42 @@ Event = Delta | Closed
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Text that can be shown now, and the tokens it came from."""
+    """What can be shown now, and the tokens it came from."""
 
-    text: str
+    pieces: tuple[Piece, ...]
     sampled: tuple[Sampled, ...] = ()
     index: int = 0
     """Which choice of the request."""
+
+    @property
+    def text(self) -> str:
+        return text_of(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEnded:
     """A choice ended, and others of its request have not."""
 
-    text: str
+    pieces: tuple[Piece, ...]
     """What was still held back."""
     finish_reason: str | None
     index: int
+
+    @property
+    def text(self) -> str:
+        return text_of(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
     """The last item of every stream that ends well: the last choice, and with it the request."""
 
-    text: str
+    pieces: tuple[Piece, ...]
     """What was still held back."""
     finish_reason: str | None
     record: RequestRecord
     index: int = 0
+
+    @property
+    def text(self) -> str:
+        return text_of(self.pieces)

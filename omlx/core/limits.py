@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from omlx.core.memory import MemoryPlan
+
 RESTORE_BYTES_A_STEP = 50_000_000
 """Of restored prefixes with one step while rows decode: about 10 ms, at the 5 GB/s of one copying
 thread. Fewer would let a long prefix wait for its many steps."""
@@ -41,6 +43,8 @@ class SchedulerLimits:
     """How long an ended request waits for room to write what is kept nowhere else."""
     prefetch_bytes: int = 0
     """What may be read from files for requests that wait for a slot, in all."""
+    memory: MemoryPlan | None = None
+    """What rows and the hot tier share; None: nobody counts."""
     cut_before_decode: bool = False
     """What is stored must be cut out before the row decodes.
 

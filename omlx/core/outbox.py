@@ -39,6 +39,7 @@ class Outbox:
         look_ups: Iterable[LookUp],
         wishes: Iterable[tuple[Uid, int, StoreWish]],
         ending: Iterable[tuple[Uid, tuple[BlockHash, ...]]] = (),
+        hot_allowed: int | None = None,
     ) -> SettleWork:
         """Everything that gathered, with these; nothing is left."""
         work = SettleWork(
@@ -52,6 +53,7 @@ class Outbox:
             tuple(wishes),
             tuple(ending),
             self.given_up,
+            hot_allowed,
         )
         self.given_up = 0
         for gathered in (

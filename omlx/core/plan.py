@@ -12,6 +12,7 @@ from typing import NewType
 from omlx.cache.block_file import HostTensor
 from omlx.cache.blocks import BlockHash, BlockId, PackedTokens
 from omlx.cache.tickets import BlockRef, Grant, StoreTicket, StoreWish, WriteTicket
+from omlx.core.grammar import Grammar
 
 Uid = NewType("Uid", int)
 """Names one sequence from its submission to its end. Never reused."""
@@ -33,8 +34,12 @@ class Sampling:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
+    drawn: int = 0
+    """Tokens of the answer that are in the prompt already: a row that goes on draws the next."""
     top_logprobs: int | None = None
     """None: no log-probabilities; n: of the sampled token and of the n likeliest."""
+    grammar: Grammar | None = None
+    """What the answer must look like; None: as the model likes."""
 
 
 GREEDY = Sampling()
@@ -98,6 +103,8 @@ class SettleWork:
     """Sequences that would end, if these blocks had their files."""
     given_up: int = 0
     """Blocks that found no room to wait for their files in time."""
+    hot_allowed: int | None = None
+    """Bytes that the hot tier may have from now on, whatever it is set to; None: as before."""
 
     def __bool__(self) -> bool:
         return any(
@@ -112,6 +119,7 @@ class SettleWork:
                 self.wishes,
                 self.ending,
                 self.given_up,
+                self.hot_allowed is not None,
             )
         )
 
@@ -143,6 +151,8 @@ class Settled:
     """(sequence, position) of wishes that are to be repeated when there is room."""
     unfiled: tuple[Uid, ...] = ()
     """Of those that are ending: their blocks have no files yet."""
+    pending_bytes: int = 0
+    """Of blocks that wait to be written."""
 
 
 # ── to the engine ────────────────────────────────────────────────────────────────────────────
@@ -247,6 +257,10 @@ class StepResult:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     prefilled_tokens: int = 0
+    active_bytes: int = 0
+    """What MLX holds after it: weights, rows, blocks."""
+    peak_bytes: int = 0
+    """The most that it held since the start."""
 
 
 @dataclass(frozen=True, slots=True)

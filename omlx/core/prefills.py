@@ -24,12 +24,15 @@ MOST_SHARE = 0.99
 
 class Prefills:
     def __init__(self, limits: SchedulerLimits) -> None:
-        self._limits = limits
-        share = min(limits.decode_share, MOST_SHARE)
-        self._debt_rate = share / (1.0 - share)
+        self.set_limits(limits)
         self._owed_s = 0.0
         """Of decoding, that the running streams have not had yet; below 0: had before."""
         self._oldest_next = True
+
+    def set_limits(self, limits: SchedulerLimits) -> None:
+        self.limits = limits
+        share = min(limits.decode_share, MOST_SHARE)
+        self._debt_rate = share / (1.0 - share)
 
     def ran(self, result: StepResult, *, decoding: bool) -> None:
         """Account for a step; ``decoding``: whether streams ran beside its prompts."""
@@ -50,7 +53,7 @@ class Prefills:
             if sequence.state is State.PREFILL:
                 stop = stops.get(sequence.uid, sequence.num_computed)
                 done = stop == sequence.last_prompt_position
-                if done and not (sequence.uid in stops and self._limits.cut_before_decode):
+                if done and not (sequence.uid in stops and self.limits.cut_before_decode):
                     starts.append(sequence.uid)
         forks: list[Fork] = []
         for leader in [running[uid] for uid in starts]:
@@ -60,7 +63,7 @@ class Prefills:
 
     def _chunks(self, running: Mapping[Uid, Sequence]) -> Iterator[tuple[Uid, int]]:
         """(sequence, where its chunk ends) of those that fit into a step."""
-        limits = self._limits
+        limits = self.limits
         oldest_first = [
             s
             for s in running.values()

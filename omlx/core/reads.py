@@ -4,8 +4,12 @@ Reads take turns, file by file, so a short one does not wait for a long one. Sev
 read are in flight at once; its payloads are told in the order asked for, up to the first file that
 could not be read, and none is begun behind that one.
 
+One file more is in flight than there are threads: it lies ready for the first that is free, which
+so need not wait until the caller has heard of its last one. The threads take files in order.
+
 A file that does not come within the deadline ends its read, and its thread counts as stuck until
-the file comes after all. While every thread is stuck, every read ends at once.
+the file comes after all. While every thread is stuck, every read ends at once. A file that lies
+ready for a thread has no deadline yet.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from omlx.cache.tickets import BlockRef
 from omlx.core.plan import HostBlock, LostFile
@@ -56,11 +61,12 @@ class Read:
         self.stop = len(self.refs)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class InFlight:
     read: Read
     index: int
-    since_s: float
+    since_s: float | None = None
+    """When a thread began it; None: it lies ready."""
 
 
 class ReadQueue:
@@ -94,17 +100,23 @@ class ReadQueue:
                 self._end_if_done(read)
 
     def next_files(self, now_s: float) -> list[tuple[int, BlockRef]]:
-        """(ticket, block) of files to be begun now; each ticket comes back with ``file_read``."""
+        """(ticket, block) of files to be begun now; each ticket comes back with ``file_read``.
+
+        To be called after each ``file_read``: a thread is free for a file that lay ready.
+        """
         files: list[tuple[int, BlockRef]] = []
-        while self._turns and len(self._in_flight) + self.num_stuck < self._num_threads:
+        threads = self._num_threads - self.num_stuck
+        while self._turns and 0 < threads >= len(self._in_flight):
             read = self._turns.popleft()
             if read.over or read.begun >= read.stop:
                 continue
             ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-            self._in_flight[ticket] = InFlight(read, read.begun, now_s)
+            self._in_flight[ticket] = InFlight(read, read.begun)
             files.append((ticket, read.refs[read.begun]))
             read.begun += 1
             self._turns.append(read)
+        for flight in islice(self._in_flight.values(), threads):
+            flight.since_s = now_s if flight.since_s is None else flight.since_s
         return files
 
     def file_read(self, ticket: int, result: HostBlock | NotRead) -> None:
@@ -120,7 +132,11 @@ class ReadQueue:
 
     def expire(self, now_s: float) -> int:
         """End the reads whose file does not come, and all if none can; returns how many files."""
-        late = [t for t, f in self._in_flight.items() if now_s - f.since_s >= self._deadline_s]
+        late = [
+            ticket
+            for ticket, flight in self._in_flight.items()
+            if flight.since_s is not None and now_s - flight.since_s >= self._deadline_s
+        ]
         for ticket in late:
             self._stuck.add(ticket)
             self._end(self._in_flight.pop(ticket).read, stuck=True)

@@ -9,11 +9,18 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from omlx.core.chat import Conversation, TemplateRefused, template_messages
+from omlx.core.chat import (
+    SYSTEM_ROLES,
+    Conversation,
+    TemplateRefused,
+    has_unreadable_calls,
+    template_messages,
+)
 
 # Private-use characters around a number stand for a spelling while the template is rendered.
 _OPEN, _CLOSE = "\ue0b0", "\ue0b1"
@@ -21,6 +28,9 @@ _MARKS = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
 
 _OTHER_WORDS = ("Zq", "7")
 """Two beginnings that have no first token in common."""
+
+BREAKPOINTS_MAX = 4
+"""As many as the makers of the field allow; each costs two renderings of what is before it."""
 
 
 class AddedToken(Protocol):
@@ -45,24 +55,43 @@ class ChatTokenizer(Protocol):
 
 def render(tokenizer: ChatTokenizer, conversation: Conversation) -> tuple[str, list[int]]:
     """The prompt as text and as ids, generation prompt added. Raises TemplateRefused."""
-    control = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
-    # The longest first, or "<a>" would be found in "<<a>>"; and what a mark begins with.
-    spellings = [*sorted(control, key=len, reverse=True), _OPEN]
+    return _encoded(tokenizer, _drawn(tokenizer, conversation))
+
+
+def _drawn(tokenizer: ChatTokenizer, conversation: Conversation) -> str:
+    """The prompt as text, with marks in place of spellings. Raises TemplateRefused."""
+    spellings = _spellings(tokenizer)
     options = json.loads(conversation.template_options or "{}")
     tools = json.loads(conversation.tools) if conversation.tools else None
     template = getattr(tokenizer, "chat_template", None)
     knows_calls = not isinstance(template, str) or "tool_calls" in template
-    messages = template_messages(conversation, calls_as_text=not knows_calls)
-    try:
-        text = tokenizer.apply_chat_template(
+
+    def applied(*, unreadable_as_text: bool) -> str:
+        messages = template_messages(
+            conversation, calls_as_text=not knows_calls, unreadable_as_text=unreadable_as_text
+        )
+        return tokenizer.apply_chat_template(
             _masked(messages, spellings),
             tools=_masked(tools, spellings),
             add_generation_prompt=True,
             tokenize=False,
             **_masked(options, spellings),
         )
+
+    try:
+        try:
+            return applied(unreadable_as_text=False)
+        except Exception:
+            if not any(map(has_unreadable_calls, conversation.messages)):
+                raise
+            return applied(unreadable_as_text=True)
     except Exception as error:  # templates raise whatever their author chose
         raise TemplateRefused(f"the model's chat template refuses it: {error}") from None
+
+
+def _encoded(tokenizer: ChatTokenizer, text: str) -> tuple[str, list[int]]:
+    """What a text with marks stands for, and its ids."""
+    spellings = _spellings(tokenizer)
     ids: list[int] = []
     prompt: list[str] = []
     for index, part in enumerate(_MARKS.split(text)):
@@ -72,6 +101,13 @@ def render(tokenizer: ChatTokenizer, conversation: Conversation) -> tuple[str, l
             prompt.append(piece)
             ids += tokenizer.encode(piece, add_special_tokens=False, split_special_tokens=literal)
     return "".join(prompt), ids
+
+
+def _spellings(tokenizer: ChatTokenizer) -> list[str]:
+    """Of control tokens: the longest first, or "<a>" would be found in "<<a>>"; and what a mark
+    begins with."""
+    control = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
+    return [*sorted(control, key=lambda one: (-len(one), one)), _OPEN]
 
 
 def tokenize(
@@ -92,29 +128,80 @@ def detokenize(tokenizer: ChatTokenizer, tokens: Sequence[int]) -> str:
     return tokenizer.decode(list(tokens), skip_special_tokens=False)
 
 
-def system_tokens(
+def landmarks(
     tokenizer: ChatTokenizer, conversation: Conversation, tokens: Sequence[int]
-) -> int:
-    """How many tokens of a rendered prompt stand before what its first user wrote.
+) -> tuple[int, tuple[int, ...]]:
+    """How many tokens of a rendered prompt stand before what its first user wrote, and before
+    each of its cache breakpoints: of the last ``BREAKPOINTS_MAX``, in rising order.
 
-    That is the part that another conversation with the same system text and tools shares. It is
-    found by rendering the beginning twice more, with other words in the user's place, so it holds
-    for every template.
+    The first is the part that another conversation with the same system text and tools shares; 0
+    when nobody knows. A breakpoint that ends the system text is that place: tools may stand behind
+    it. What comes out need not be exact, for a prompt can be cut anywhere.
     """
     first = next((i for i, m in enumerate(conversation.messages) if m.role == "user"), None)
-    if first is None:
-        return 0
-    shared = len(tokens)
-    for words in _OTHER_WORDS:
-        user = replace(conversation.messages[first], content=words)
-        other = replace(conversation, messages=(*conversation.messages[:first], user))
-        try:
-            _, ids = render(tokenizer, other)
-        except TemplateRefused:
-            return 0
+    breaks = _breakpoints(conversation)[-BREAKPOINTS_MAX:]
+    if first is None and not breaks:
+        return 0, ()
+    text = _drawn(tokenizer, conversation)
+
+    def tokens_before(index: int, kept: tuple[str, ...]) -> int:
+        _, ids = _encoded(tokenizer, _shared(tokenizer, conversation, text, index, kept))
         pairs = zip(tokens, ids, strict=False)
-        shared = next((i for i, (a, b) in enumerate(pairs) if a != b), shared)
-    return min(shared, len(tokens))
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(tokens), len(ids)))
+
+    hints = {tokens_before(index, kept) for index, kept in breaks}
+    num_system = 0 if first is None else tokens_before(first, ())
+    return num_system, tuple(sorted(hints - {0}))
+
+
+def _breakpoints(conversation: Conversation) -> list[tuple[int, tuple[str, ...]]]:
+    """Of each the message that it stands in, and the parts before it; or the next message."""
+    messages = conversation.messages
+    system = [i for i, message in enumerate(messages) if message.role in SYSTEM_ROLES]
+    found: list[tuple[int, tuple[str, ...]]] = []
+    if conversation.break_after_tools and system:
+        found.append((system[0], ()))
+    for index, message in enumerate(messages):
+        for count in message.breaks:
+            if index == max(system, default=-1) and count >= len(message.parts):
+                continue
+            if count <= len(message.parts):
+                found.append((index, message.parts[:count]))
+            elif index + 1 < len(messages):
+                found.append((index + 1, ()))
+    return found
+
+
+def _shared(
+    tokenizer: ChatTokenizer,
+    conversation: Conversation,
+    text: str,
+    index: int,
+    kept: tuple[str, ...],
+) -> str:
+    """What of a drawn prompt others have as well whose message ``index`` goes on differently
+    after the parts ``kept``; nothing when that can't be said.
+
+    The beginning is drawn twice more, with other words in that place, so it holds for every
+    template.
+    """
+    message = conversation.messages[index]
+    reasoning = message.reasoning if kept else None
+    for words in _OTHER_WORDS:
+        other = replace(message, content=(*kept, words), tool_calls=(), reasoning=reasoning)
+        head = replace(conversation, messages=(*conversation.messages[:index], other))
+        try:
+            text = _common(text, _drawn(tokenizer, head))
+        except TemplateRefused:
+            return ""
+    half_a_mark = text.rfind(_OPEN) > text.rfind(_CLOSE)
+    return text[: text.rfind(_OPEN)] if half_a_mark else text
+
+
+def _common(one: str, other: str) -> str:
+    """What both begin with."""
+    most = min(len(one), len(other))
+    return one[: bisect_left(range(most), True, key=lambda n: not other.startswith(one[: n + 1]))]
 
 
 def _masked(value: Any, spellings: list[str]) -> Any:

@@ -52,29 +52,28 @@ def line_of(record: RequestRecord) -> str:
         "cached_tokens": record.cached_tokens,
         "cached_ram": record.cached_ram,
         "cached_ssd": record.cached_ssd,
-        "computed_tokens": record.computed_tokens if record.prefilled else 0,
+        "computed_tokens": record.computed_tokens,
         "generated_tokens": record.generated_tokens,
         "ttft_ms": "none" if record.ttft_ms is None else f"{record.ttft_ms:.0f}",
-        "tokens_per_s": _speed(record),
+        "tokens_per_s": "none" if record.tokens_per_s is None else record.tokens_per_s,
         "queue_ms": f"{record.queue_ms:.0f}",
+        "lookup_ms": f"{record.lookup_ms:.0f}",
         "restore_ms": f"{record.restore_ms:.0f}",
         "prefill_ms": f"{record.prefill_ms:.0f}",
         "decode_ms": f"{record.decode_ms:.0f}",
         "total_ms": f"{record.total_ms:.0f}",
+        "saved_ms": "unknown" if record.saved_ms is None else record.saved_ms,
         "reuse_ended": word(record.reuse_reason),
         "reuse_token": record.reuse_token,
     }
+    if record.conversation:
+        fields["conversation"] = word(record.conversation)
+    if record.change is not None and (missed := record.change.missed_tokens(record.cached_tokens)):
+        fields["changed"] = record.change.section
+        fields["missed_tokens"] = missed
     if record.error is not None:
         fields["error"] = word(record.error)
     return " ".join([record.state, *(f"{name}={value}" for name, value in fields.items())])
-
-
-def _speed(record: RequestRecord) -> str:
-    """Of decoding: the first token is the prefill's."""
-    num_decoded = record.generated_tokens - 1
-    if num_decoded < 1 or record.decode_ms <= 0:
-        return "none"
-    return f"{1000 * num_decoded / record.decode_ms:.1f}"
 
 
 @dataclass(slots=True)

@@ -24,13 +24,15 @@ AHEAD_MAX = 2
 
 class Restores:
     def __init__(self, limits: SchedulerLimits, outbox: Outbox) -> None:
-        self._limits = limits
+        self.limits = limits
         self._outbox = outbox
         self._to_read: list[tuple[Uid, tuple[BlockRef, ...]]] = []
         self._to_stop: list[Uid] = []
         self._to_unload: list[Uid] = []
         self._ahead: dict[Uid, Sequence] = {}
         """Sequences that wait for what is read ahead, or for the answer what that would be."""
+        self._in_flight: set[Uid] = set()
+        """Whose read was asked for and is not answered."""
         self._early: set[Uid] = set()
         """Sequences whose read was begun before they were granted anything."""
         self.ahead_bytes = 0
@@ -53,12 +55,13 @@ class Restores:
     def look_ahead(self, waiting: Iterable[Sequence]) -> list[LookUp]:
         """Of whom the cache is to be asked what to read, first come first; see ``read_ahead``."""
         look_ups: list[LookUp] = []
-        if not self._limits.caching:
+        if not self.limits.caching:
             return look_ups
         for sequence in waiting:
-            if len(self._ahead) >= AHEAD_MAX or self.ahead_bytes >= self._limits.prefetch_bytes:
+            if len(self._ahead) >= AHEAD_MAX or self.ahead_bytes >= self.limits.prefetch_bytes:
                 break
-            if not sequence.asked_ahead and not sequence.index:
+            asks = sequence.request.caching and not sequence.index
+            if asks and not sequence.asked_ahead:
                 sequence.asked_ahead = True
                 self._ahead[sequence.uid] = sequence
                 packed = PackedTokens(bytes(sequence.packed))
@@ -73,7 +76,7 @@ class Restores:
             return
         refs: list[BlockRef] = []
         for ref, nbytes in cold:
-            if self.ahead_bytes + nbytes > self._limits.prefetch_bytes:
+            if self.ahead_bytes + nbytes > self.limits.prefetch_bytes:
                 break
             refs.append(ref)
             sequence.ahead_bytes += nbytes
@@ -123,6 +126,7 @@ class Restores:
         if lost is not None:
             self._outbox.lost.append(lost)
         self._ahead.pop(uid, None)
+        self._in_flight.discard(uid)
         early = uid in self._early
         self._early.discard(uid)
         if sequence is None or sequence.state is State.CLOSING:
@@ -171,13 +175,18 @@ class Restores:
 
     def _read(self, sequence: Sequence, refs: Items[BlockRef]) -> None:
         sequence.reading = tuple(refs)
+        self._in_flight.add(sequence.uid)
         if sequence.state is State.WAITING:
             self._early.add(sequence.uid)
         self._to_read.append((sequence.uid, sequence.reading))
 
+    def is_reading(self, sequence: Sequence) -> bool:
+        """Whether an answer will come, if only to a read that was stopped."""
+        return sequence.uid in self._in_flight
+
     def ready(self, sequence: Sequence, now_s: float) -> None:
         sequence.times.restored = now_s
-        sequence.use_grant(self._limits.block_size, self._limits.checkpoint_interval)
+        sequence.use_grant(self.limits.block_size, self.limits.checkpoint_interval)
 
     def give_back(self, sequence: Sequence, *, stored: bool = False) -> None:
         """The restore has ended: release what it held, and say whether it filled cold places."""
@@ -203,13 +212,13 @@ class Restores:
         self, sequences: Iterable[Sequence], *, decoding: bool
     ) -> tuple[list[Load], list[Admit]]:
         """Who becomes a row in the next step, and of whom a part is restored before that."""
-        room = self._limits.restore_tokens if decoding else None
+        room = self.limits.restore_tokens if decoding else None
         loads: list[Load] = []
         admits: list[Admit] = []
         for sequence in sequences:
             if sequence.state is not State.READY:
                 continue
-            left = sequence.num_to_load(hot_is_free=self._limits.hot_is_free)
+            left = sequence.num_to_load(hot_is_free=self.limits.hot_is_free)
             if room is None or left <= room:
                 admits.append(sequence.admit())
                 room = None if room is None else room - left

@@ -9,12 +9,13 @@ what was cached, so that cold and restored runs round alike.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
-from omlx.cache.blocks import BlockId, PackedTokens
+from omlx.cache.blocks import TOKEN_BYTES, BlockId, PackedTokens
 from omlx.cache.tickets import BlockRef, WriteTicket
+from omlx.core.admission import Admission
 from omlx.core.events import Closed, Delta, Event
 from omlx.core.limits import SchedulerLimits
 from omlx.core.outbox import Outbox
@@ -36,12 +37,9 @@ from omlx.core.plan import (
 )
 from omlx.core.prefills import Prefills, followers
 from omlx.core.restores import Restores
-from omlx.core.sequence import Request, Sequence, State, Times
+from omlx.core.sequence import Request, Sequence, State
 from omlx.core.text import Detokenizer, TextStream
-
-
-class QueueFull(Exception):
-    """As many requests run and wait as may."""
+from omlx.core.usage import MemoryGauges
 
 
 class Scheduler:
@@ -58,7 +56,7 @@ class Scheduler:
         self._hidden = hidden_tokens | eos_tokens
         self._detokenizer = detokenizer
         self._next_uid = 1
-        self._waiting: deque[Sequence] = deque()
+        self.admission = Admission(limits)
         self._running: OrderedDict[Uid, Sequence] = OrderedDict()
         """Sequences with a slot, in the order of their arrival."""
         self._outbox = Outbox()
@@ -70,50 +68,39 @@ class Scheduler:
         self._drops: list[BlockId] = []
         self._events: list[Event] = []
 
+    def set_limits(self, limits: SchedulerLimits) -> None:
+        """What bounds it from now on. What runs goes on, and what waits keeps its place."""
+        self.limits = limits
+        self._prefills.set_limits(limits)
+        self._restores.limits = limits
+        self.admission.set_limits(limits)
+
     # ── from clients ─────────────────────────────────────────────────────────────────────────
 
     def submit(self, request: Request, now_s: float) -> Uid:
-        """The uid of its first choice; the others follow it. Raises QueueFull."""
+        """The uid of its first choice; the others follow it. Raises NeverFits or QueueFull."""
         assert request.prompt, "an empty prompt gives nothing to sample from"
         assert request.max_tokens > 0, "0 is run as 1 by the caller"
-        limits = self.limits
-        room = limits.max_running + limits.max_queued - self.num_running - self.num_waiting
-        if request.n > min(room, limits.max_running):
-            raise QueueFull(
-                f"{self.num_running} requests run and {self.num_waiting} wait; the limits "
-                f"are {limits.max_running} and {limits.max_queued}, and this one is {request.n}"
-            )
+        self.admission.check(request, self.num_running)
         uid, self._next_uid = Uid(self._next_uid), self._next_uid + request.n
-        recurrent = limits.checkpoint_interval is not None
+        stops, hidden, markup = request.stops, self._hidden, request.markup
         for index in range(request.n):
-            text = TextStream(self._detokenizer(), stops=request.stops, hidden=self._hidden)
-            times = Times(now_s)
-            self._waiting.append(
-                Sequence(
-                    Uid(uid + index),
-                    request,
-                    text,
-                    times,
-                    index,
-                    recurrent=recurrent,
-                    embedded=limits.embedded,
-                )
-            )
+            text = TextStream(self._detokenizer(), stops=stops, hidden=hidden, markup=markup)
+            self.admission.add(Uid(uid + index), request, text, index, now_s)
         return uid
 
     def cancel(self, uid: Uid, now_s: float) -> None:
         """End every choice of a request. Harmless for one that is unknown or has ended."""
-        for sequence in [s for s in self._waiting if s.leader == uid]:
-            self._waiting.remove(sequence)
+        for sequence in self.admission.remove(uid):
             self._end(sequence, now_s, finish_reason="cancelled")
             self._events.append(Closed.of(sequence))
         for sequence in self._running.values():
-            if sequence.leader == uid and sequence.state is not State.CLOSING:
+            if sequence.leader == uid and not sequence.ending:
                 self._end(sequence, now_s, finish_reason="cancelled")
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self.admission.waiting)
 
     @property
     def num_running(self) -> int:
@@ -121,11 +108,15 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not self._waiting and not self._running
+        return not self.admission.waiting and not self._running
 
     def sequences(self) -> list[Sequence]:
         """Everything that has not ended, oldest first. For the dashboard; changes nothing."""
-        return [*self._running.values(), *self._waiting]
+        return [*self._running.values(), *self.admission.waiting]
+
+    def memory(self, active_bytes: int, peak_bytes: int) -> MemoryGauges | None:
+        """Who has the memory, with what MLX says of it; None when nobody counts."""
+        return self.admission.gauges(self._running.values(), active_bytes, peak_bytes)
 
     def take_events(self) -> list[Event]:
         events, self._events = self._events, []
@@ -135,15 +126,17 @@ class Scheduler:
 
     def settle_work(self, now_s: float) -> SettleWork:
         """What to tell the cache before the next step; false when there is nothing."""
+        self._make_room(now_s)
         self._fill_slots(now_s)
-        limits = self.limits
+        limits, running = self.limits, self._running.values()
         look_ups, wishes = [], []
-        for sequence in self._running.values():
+        for sequence in running:
             if sequence.state is State.LOOKING and sequence.times.looked_up is None:
                 sequence.times.looked_up = now_s
-                packed = PackedTokens(bytes(sequence.packed))
+                found_max = self.admission.restorable(sequence, running)
+                packed = PackedTokens(bytes(sequence.packed[: TOKEN_BYTES * found_max]))
                 look_ups.append(LookUp(sequence.uid, packed, sequence.request.salt))
-            if not limits.caching:
+            if not (limits.caching and sequence.request.caching):
                 sequence.wishes_nothing()
                 continue
             wanted = [(sequence.uid, at, wish) for at, wish in sequence.wishes(limits.block_size)]
@@ -152,15 +145,19 @@ class Scheduler:
             wishes += wanted
         ending = [
             (sequence.uid, tuple(sequence.owed))
-            for sequence in self._running.values()
-            if limits.through and self._may_close(sequence) and not sequence.filed
+            for sequence in running
+            if limits.through
+            and self._may_close(sequence)
+            and not (sequence.filed or sequence.preempted)
         ]
         self._ending = {uid for uid, _ in ending}
-        return self._outbox.take(look_ups, wishes, ending)
+        hot_allowed = self.admission.take_hot_allowed(running, self.ahead_bytes)
+        return self._outbox.take(look_ups, wishes, ending, hot_allowed)
 
     def settled(self, answer: Settled, now_s: float) -> None:
         self._drops += answer.drops
         self._writes += answer.writes
+        self.admission.pending_bytes = answer.pending_bytes
         for store in answer.stores:
             self._running[store.uid].stores_left += 1
             self._stores.append(store)
@@ -205,7 +202,9 @@ class Scheduler:
 
     def look_ahead(self) -> list[LookUp]:
         """Whose cold blocks could be read while they wait; each is answered by ``read_ahead``."""
-        return self._restores.look_ahead(self._waiting)
+        if self.admission.memory_is_short:
+            return []  # it would take the room that somebody waits for
+        return self._restores.look_ahead(self.admission.waiting)
 
     def read_ahead(self, uid: Uid, cold: Items[tuple[BlockRef, int]]) -> None:
         """The cold blocks that a look-up would grant now, in order, with their bytes in RAM."""
@@ -226,7 +225,7 @@ class Scheduler:
         """
         sequence = self._running.get(uid)
         if sequence is None:
-            sequence = next((s for s in self._waiting if s.uid == uid), None)
+            sequence = next((s for s in self.admission.waiting if s.uid == uid), None)
         self._restores.was_read(uid, sequence, payloads, lost, now_s, stuck=stuck)
 
     # ── to and from the engine ───────────────────────────────────────────────────────────────
@@ -286,8 +285,9 @@ class Scheduler:
         for prefill in plan.prefills:
             sequence = self._running[prefill.uid]
             if prefill.uid not in faulty:
+                share = (prefill.stop - sequence.num_computed) / max(1, result.prefilled_tokens)
                 sequence.num_computed = prefill.stop
-                sequence.prefill_s += result.prefill_s
+                sequence.prefill_s += share * result.prefill_s
         for uid in plan.starts:
             if self._running[uid].state is State.PREFILL:
                 self._running[uid].state = State.DECODE
@@ -301,28 +301,32 @@ class Scheduler:
 
     # ── one sequence's way ───────────────────────────────────────────────────────────────────
 
+    def _make_room(self, now_s: float) -> None:
+        """Rows that have no room to grow go back to the queue, those that came last first."""
+        while (sequence := self.admission.victim(self._running.values())) is not None:
+            before = sequence.state
+            sequence.preempt(now_s)
+            self.admission.num_preempted += 1
+            if before in (State.LOOKING, State.RESTORING, State.READY):
+                self._restores.leave(sequence)
+
     def _fill_slots(self, now_s: float) -> None:
         """A request gets slots for all its choices at once, in the order of arrival."""
-        free = self.limits.max_running - self.num_running
-        while self._waiting and (self._waiting[0].index or self._waiting[0].request.n <= free):
-            sequence = self._waiting.popleft()
-            self._running[sequence.uid] = sequence
-            free -= 1
-            if sequence.index:
-                sequence.state = State.FORKING
-            elif self.limits.caching:
-                sequence.state = State.LOOKING
-            else:
-                sequence.times.looked_up = sequence.times.granted = now_s
-                self._restores.ready(sequence, now_s)
+        while group := self.admission.take(self._running.values(), self.ahead_bytes):
+            for sequence in group:
+                self._running[sequence.uid] = sequence
+                caching = self.limits.caching and sequence.request.caching
+                if sequence.state is State.LOOKING and not caching:
+                    sequence.times.looked_up = sequence.times.granted = now_s
+                    self._restores.ready(sequence, now_s)
 
     def _emit(self, sequence: Sequence, sampled: Sampled, now_s: float) -> None:
         sequence.emit(sampled.token, fed=self.limits.feeds_ahead)
         if sequence.times.first_token is None:
             sequence.times.first_token = now_s
         shown = sequence.text.push(sampled.token)
-        stopped = sampled.token in self._eos or sequence.text.stopped is not None
-        full = sequence.is_full(self.limits.max_context)
+        stopped = sampled.token in self._eos or sequence.text.ended
+        full = sequence.is_full(self.admission.max_context)
         finish_reason = "stop" if stopped else "length" if full else None
         event = Delta(sequence.uid, shown, sampled, sequence.leader, sequence.index)
         self._events.append(event)
@@ -347,6 +351,7 @@ class Scheduler:
     ) -> None:
         """No token will follow. What it holds outside the engine is given back here."""
         before, sequence.state = sequence.state, State.CLOSING
+        sequence.preempted = False
         sequence.finish_reason, sequence.error = finish_reason, error
         sequence.times.ended = now_s
         if before in (State.WAITING, State.LOOKING, State.RESTORING, State.READY):
@@ -360,11 +365,15 @@ class Scheduler:
         Called after each settle; harmless at any time.
         """
         for sequence in list(self._running.values()):
-            filed = sequence.filed or not self.limits.through
-            if self._may_close(sequence) and filed and not self._outbox.seals:
+            back = sequence.preempted
+            filed = back or sequence.filed or not self.limits.through
+            waits = not filed or (back and self._restores.is_reading(sequence))
+            if self._may_close(sequence) and not waits and not self._outbox.seals:
                 del self._running[sequence.uid]
                 self._outbox.touch(sequence.chain)
-                self._events.append(Closed.of(sequence))
+                self.admission.left(sequence)
+                if not back:
+                    self._events.append(Closed.of(sequence))
 
     @staticmethod
     def _may_close(sequence: Sequence) -> bool:

@@ -7,6 +7,8 @@ WAITING -> LOOKING -> (RESTORING ->) READY -> PREFILL -> DECODE -> CLOSING -> go
    |      |   |            |           |         |                   |
    +------+---+------------+-----------+---------+--- cancel, fault -+
 
+When memory is short a sequence with a slot goes back to the queue: CLOSING -> WAITING.
+
 WAITING     no slot yet; its cold blocks may be read already
 LOOKING     the cache is asked for its prefix
 RESTORING   cold blocks of its prefix are being read
@@ -30,10 +32,12 @@ from omlx.cache.blocks import (
     num_tokens,
     pack_tokens,
     state_hash,
+    unpack_tokens,
 )
 from omlx.cache.checkpoints import Place, cuts, next_cut
 from omlx.cache.tickets import BlockRef, Grant, Reason, ReuseEnded, StoreWish
-from omlx.core.plan import GREEDY, Admit, Fork, HostBlock, Load, Restore, Sampling, Uid
+from omlx.core.plan import Admit, Fork, HostBlock, Load, Restore, Sampling, Uid
+from omlx.core.request import Request
 from omlx.core.text import TextStream
 
 NOT_LOOKED_UP = ReuseEnded(Reason.DISABLED, 0)
@@ -50,27 +54,6 @@ class State(Enum):
     CLOSING = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What is to be generated, validated. ``max_tokens`` is at least 1."""
-
-    request_id: str
-    prompt: tuple[int, ...]
-    max_tokens: int
-    sampling: Sampling = GREEDY
-    stops: tuple[str, ...] = ()
-    salt: str = ""
-    n: int = 1
-    """Choices: continuations of the prompt, which is computed once."""
-    num_system: int = 0
-    """Tokens of the prompt that belong to its system part, which other prompts may share."""
-    model: str = ""
-    client: str = ""
-    route: str = ""
-    attribution_stripped: bool = False
-    """Whether a client's attribution was left out of the prompt."""
-
-
 @dataclass(slots=True)
 class Times:
     """Seconds on the scheduler's clock; None: has not happened."""
@@ -81,6 +64,14 @@ class Times:
     restored: float | None = None
     first_token: float | None = None
     ended: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRun:
+    """Of a sequence that gave its row up: recomputing what it had is no hit and no miss."""
+
+    times: Times
+    reuse_ended: ReuseEnded
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +89,14 @@ class Sequence:
     """Whether the model keeps recurrent states, so that checkpoints are needed."""
     embedded: bool = False
     """Whether checkpoints go into the files of blocks."""
+    preempted: bool = False
+    """It is CLOSING only to go back to the queue."""
+    resumed: bool = False
+    """It had a slot before. It goes on alone, whichever choice it is."""
+    num_resumed: int = 0
+    """Generated tokens that are computed with its prompt, because they were there before."""
+    first_run: FirstRun | None = None
+    """What is told of the run that its prompt counts for, if it is not this one."""
     num_generated: int = 0
     num_computed: int = 0
     """Tokens whose KV is in the row: a number that restore, prefill and decode all move."""
@@ -126,7 +125,10 @@ class Sequence:
     """What is read while it waits."""
     num_loaded: int = 0
     """Tokens of its prefix that the engine has restored before it admits the row."""
+    num_restored: int = 0
+    """Tokens of it that were not computed in this run."""
     num_cached: int = 0
+    """Prompt tokens that were never computed for it."""
     cached_ram: int = 0
     cached_ssd: int = 0
     ended: ReuseEnded = NOT_LOOKED_UP
@@ -148,7 +150,7 @@ class Sequence:
     @property
     def sampling(self) -> Sampling:
         """With a seed each choice has the next one, so that choices differ."""
-        sampling = self.request.sampling
+        sampling = replace(self.request.sampling, drawn=self.num_resumed)
         if sampling.seed is None:
             return sampling
         return replace(sampling, seed=sampling.seed + self.index)
@@ -160,7 +162,12 @@ class Sequence:
     @property
     def last_prompt_position(self) -> int:
         """Prefill ends here: the last prompt token is fed by the first decode step."""
-        return self.num_prompt - 1
+        return self.num_prompt + self.num_resumed - 1
+
+    @property
+    def ending(self) -> bool:
+        """It has ended, though that may not be told yet."""
+        return self.state is State.CLOSING and not self.preempted
 
     @property
     def num_tokens(self) -> int:
@@ -182,15 +189,18 @@ class Sequence:
         self.state = State.READY
         blocks = self.grant.blocks if self.grant else ()
         self.chain = [ref.block_hash for ref in blocks if ref.take == ref.num_tokens == block_size]
-        self.num_computed = self.num_cached = sum(ref.take for ref in blocks)
-        self.cached_ssd = sum(ref.take for ref in blocks if ref.cold)
-        self.cached_ram = self.num_cached - self.cached_ssd
+        self.num_computed = self.num_restored = sum(ref.take for ref in blocks)
+        if self.first_run is None:
+            self.num_cached = self.num_restored
+            self.cached_ssd = sum(ref.take for ref in blocks if ref.cold)
+            self.cached_ram = self.num_cached - self.cached_ssd
         if checkpoint_interval is not None:
             self.cuts = cuts(
-                self.num_prompt,
-                self.num_cached,
+                self.num_prompt + self.num_resumed,
+                self.num_restored,
                 interval=checkpoint_interval,
                 num_system=self.request.num_system,
+                hints=self.request.hints,
                 branch=self.grant.branch if self.grant else None,
             )
 
@@ -232,17 +242,47 @@ class Sequence:
         self.state = State.PREFILL
         grant = self.grant
         state = self._restore(grant.checkpoint) if grant and grant.checkpoint else None
-        return Admit(self.uid, self.request.prompt, self.sampling, self._restores(), state)
+        prompt = self.request.prompt
+        if self.num_resumed:
+            prompt = tuple(unpack_tokens(PackedTokens(bytes(self.packed))))
+        return Admit(self.uid, prompt, self.sampling, self._restores(), state)
 
     def fork(self, leader: Sequence) -> Fork:
         """Make a row of it in the next step, from the leader's, whose prompt is computed then."""
         self.state, self.in_engine = State.PREFILL, True
         self.root, self.chain = leader.root, list(leader.chain)
         self.num_computed = self.last_prompt_position
+        self.num_restored = leader.num_restored
         self.num_cached, self.ended = leader.num_cached, leader.ended
         self.cached_ram, self.cached_ssd = leader.cached_ram, leader.cached_ssd
         self.tail_wished = True  # the leader's is the same
         return Fork(leader.uid, self.uid, self.sampling)
+
+    def preempt(self, now_s: float) -> None:
+        """Give up its row: what it computed is stored, then it goes back to the queue."""
+        ran = self.state in (State.PREFILL, State.DECODE)
+        if ran and self.first_run is None:
+            self.first_run = FirstRun(self.times, self.ended)
+        self.times = replace(self.times, ended=now_s)
+        self.state, self.preempted = State.CLOSING, True
+
+    def resume(self) -> None:
+        """Wait as if it came now, with what was generated as a part of its prompt."""
+        self.state, self.preempted, self.resumed = State.WAITING, False, True
+        self.times = Times(self.times.submitted, first_token=self.times.first_token)
+        self.num_resumed = self.num_generated
+        self.num_computed = self.num_restored = 0
+        self.chain, self.cuts, self.adrift = [], {}, False
+        self.tail_wished, self.all_wished = self.num_resumed > 0, False
+
+    def told(self) -> tuple[Times, ReuseEnded]:
+        """Its times and why reuse ended, as of the run that its prompt counts for."""
+        if self.first_run is None:
+            return self.times, self.ended
+        times = replace(
+            self.first_run.times, first_token=self.times.first_token, ended=self.times.ended
+        )
+        return times, self.first_run.reuse_ended
 
     def _restores(self) -> tuple[Restore, ...]:
         return tuple(map(self._restore, self.grant.blocks)) if self.grant else ()
@@ -260,7 +300,7 @@ class Sequence:
         place = self.cuts.pop(self.num_computed, None)
         if closing and self.recurrent:
             place = Place.TURN
-        if self.adrift or self.num_computed <= self.num_cached:
+        if self.adrift or self.num_computed <= self.num_restored:
             place = None
         prompt_done = self.num_computed >= self.last_prompt_position
         if closing or (prompt_done and not self.tail_wished):

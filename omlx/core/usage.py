@@ -5,12 +5,17 @@ Client, log line, dashboard and metrics all read the same record, so they can't 
     processed    prompt tokens of requests whose prefill ended, each request once
     cached       those of them whose computation was skipped
     efficiency   cached / processed, 0 when nothing was processed
+    unfinished   prompt tokens computed for requests that ended before their prefill did
+    saved        ms that a cold prefill of the cached tokens would have taken, less what looking
+                 them up and restoring them took; may be negative
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+from omlx.core.diagnosis import Change
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +53,24 @@ class RequestRecord:
     attribution_stripped: bool = False
     stop: str | None = None
     """The stop string that ended the first choice. The client's words: shown to it alone."""
+    unfinished_tokens: int = 0
+    """Computed of the prompt of a request whose prefill did not end; 0 of one whose did."""
+    engine_ms: float = 0.0
+    """Of ``prefill_ms``, what the engine spent on this prompt alone."""
+    saved_ms: int | None = None
+    """None: no prompt was computed yet whose speed could be the measure."""
+    reasoning_tokens: int = 0
+    """Of those generated."""
+    conversation: str = ""
+    """What the client calls the conversation."""
+    change: Change | None = None
+    """What differs from the prompt of an earlier request."""
 
     @property
     def computed_tokens(self) -> int:
+        """Of the prompt."""
+        if not self.prefilled:
+            return self.unfinished_tokens
         return self.prompt_tokens - self.cached_tokens
 
     @property
@@ -59,6 +79,13 @@ class RequestRecord:
         if self.error is not None:
             return "failed"
         return "cancelled" if self.finish_reason == "cancelled" else "completed"
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of decoding; the first token is the prefill's. None: there was too little of it."""
+        if self.generated_tokens < 2 or self.decode_ms <= 0:
+            return None
+        return round(1000 * (self.generated_tokens - 1) / self.decode_ms, 1)
 
     def omlx(self) -> dict[str, Any]:
         """The extension object in the final answer."""
@@ -72,6 +99,7 @@ class RequestRecord:
             "cached_from": {"ram": self.cached_ram, "ssd": self.cached_ssd},
             "computed_tokens": self.computed_tokens,
             "reuse_ended": {"reason": self.reuse_reason, "token": self.reuse_token},
+            "changed": self.change and self.change.as_json(self.cached_tokens),
         }
 
     def as_json(self) -> dict[str, Any]:
@@ -82,13 +110,16 @@ class RequestRecord:
             "client": self.client,
             "route": self.route,
             "model": self.model,
+            "conversation": self.conversation,
             "state": self.state,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
-            "computed_tokens": self.computed_tokens if self.prefilled else 0,
+            "computed_tokens": self.computed_tokens,
             "generated_tokens": self.generated_tokens,
             "ttft_ms": None if self.ttft_ms is None else round(self.ttft_ms, 2),
             "total_ms": round(self.total_ms, 2),
+            "saved_ms": self.saved_ms,
+            "tokens_per_s": self.tokens_per_s,
             "finish_reason": self.finish_reason,
             "error": self.error,
             "omlx": self.omlx(),
@@ -97,7 +128,7 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class Totals:
-    """Sums of records; each field only grows."""
+    """Sums of records; each field but ``saved_ms`` only grows."""
 
     processed_tokens: int = 0
     cached_tokens: int = 0
@@ -107,6 +138,8 @@ class Totals:
     failed: int = 0
     cancelled: int = 0
     rejected: int = 0
+    unfinished_tokens: int = 0
+    saved_ms: int = 0
 
     def add(self, record: RequestRecord) -> None:
         if record.prefilled:
@@ -114,6 +147,8 @@ class Totals:
             self.cached_tokens += record.cached_tokens
         self.generated_tokens += record.generated_tokens
         self.attribution_stripped += record.attribution_stripped
+        self.unfinished_tokens += record.unfinished_tokens
+        self.saved_ms += record.saved_ms or 0
         match record.state:
             case "failed":
                 self.failed += 1
@@ -141,6 +176,8 @@ class Totals:
             "efficiency": self.efficiency,
             "generated_tokens": self.generated_tokens,
             "attribution_stripped": self.attribution_stripped,
+            "unfinished_tokens": self.unfinished_tokens,
+            "saved_ms": self.saved_ms,
             "requests": {
                 "completed": self.completed,
                 "failed": self.failed,
@@ -160,7 +197,10 @@ class Totals:
         totals = cls()
         for known in fields(cls):
             value = saved.get(known.name, 0)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            negative_too = known.name == "saved_ms"
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ValueError(f"{known.name} is not a whole number")
+            if value < 0 and not negative_too:
                 raise ValueError(f"{known.name} is not a count")
             setattr(totals, known.name, value)
         if totals.cached_tokens > totals.processed_tokens:
@@ -177,6 +217,29 @@ class EngineGauges:
     last_step_age_s: float = 0.0
     prefill_tps: float = 0.0
     decode_tps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGauges:
+    """Who has the memory now. Rows and hot tier share what weights and reserve leave."""
+
+    total_bytes: int = 0
+    weights_bytes: int = 0
+    reserve_bytes: int = 0
+    live_kv_bytes: int = 0
+    """What the caches of the rows take now, as reckoned."""
+    reserved_bytes: int = 0
+    """What the rows and their computing will have taken at their end, as reckoned."""
+    hot_allowed_bytes: int = 0
+    """What the hot tier may have now: its limit, or less while rows need it."""
+    active_bytes: int = 0
+    """What MLX holds, measured after the last step."""
+    peak_bytes: int = 0
+    """The most that it held since the start, measured."""
+    waiting: int = 0
+    """Requests that wait for memory, with slots to be had."""
+    preempted: int = 0
+    """Rows that went back to the queue, since the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +309,10 @@ class RunningRow:
     computed_tokens: int
     """Of the prompt, so far."""
     generated_tokens: int
+    tokens_per_s: float = 0.0
+    """Of its prefill, while that lasts; then of its decoding."""
+    conversation: str = ""
+    """What the client calls the conversation."""
 
     def as_json(self) -> dict[str, Any]:
         """A row of the request list, with what only an end can tell left open."""
@@ -253,6 +320,7 @@ class RunningRow:
             **asdict(self),
             "ttft_ms": None,
             "total_ms": None,
+            "saved_ms": None,
             "finish_reason": None,
             "error": None,
             "omlx": None,

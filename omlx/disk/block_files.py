@@ -16,9 +16,9 @@ from omlx.cache.block_file import (
     HostTensor,
     Identity,
     Unreadable,
-    decode,
     encode_header,
 )
+from omlx.cache.block_tensors import decode
 from omlx.cache.blocks import BlockHash, chain_hash
 from omlx.cache.checkpoint_file import decode_embedded, decode_states, encode_states
 from omlx.cache.checkpoints import Place
@@ -44,6 +44,8 @@ class Files(Protocol):
 
     @property
     def generation(self) -> int: ...
+
+    def configure(self, codec: str | None, floor_bytes: int | None) -> tuple[str, int]: ...
 
     def prepare(self) -> None: ...
 
@@ -90,6 +92,16 @@ class BlockFiles:
     def generation(self) -> int:
         """Grows when the root was gone and was made anew: files that were known are lost."""
         return self._directory.generation
+
+    def configure(
+        self, codec: str | None = None, floor_bytes: int | None = None
+    ) -> tuple[str, int]:
+        """How the next files are written; None leaves it. Returns (codec, floor) as they are."""
+        if codec is not None:
+            self.codec = codec
+        if floor_bytes is not None:
+            self._files.floor_bytes = floor_bytes
+        return self.codec, self._files.floor_bytes
 
     def prepare(self) -> None:
         """Make the namespace's folder; warn when others may look into it. Raises OSError."""
@@ -146,19 +158,19 @@ class BlockFiles:
         most = payload_bytes + HEADER_MAX + LENGTH.size
         path = self._name(expected.block_hash, checkpoint)
         try:
-            data, status, digests = self._files.read(path, most)
+            data, status, checks = self._files.read(path, most)
         except FileNotFoundError:
             if not checkpoint:
                 raise
             # Not removed when its states are damaged: the block's own tensors may be sound.
             carrier = self._name(chain_hash(expected.parent, expected.tokens))
-            data, _, digests = self._files.read(carrier, most)
-            return decode_embedded(expected, data, self._config.states, digests)
+            data, _, checks = self._files.read(carrier, most)
+            return decode_embedded(expected, data, self._config.states, checks)
         try:
             if checkpoint:
-                return decode_states(expected, data, self._config.states, digests)
+                return decode_states(expected, data, self._config.states, checks)
             wanted = [(spec.name, spec.dtype, spec.shape(count)) for spec in self._config.tensors]
-            return decode(expected, wanted, data, digests)
+            return decode(expected, wanted, data, checks)
         except Unreadable:
             self._files.remove_damaged(path, status)
             raise

@@ -30,14 +30,16 @@ from threading import Lock
 
 import numpy as np
 
-from omlx.cache.block_file import TensorDigests, Unreadable
+from omlx.cache.block_file import Unreadable
+from omlx.cache.block_tensors import TensorChecks
 from omlx.disk.directory import CacheDirectory
 from omlx.disk.layout import folders_above, temporary_path
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-_PIECE_BYTES = 1 << 20
-"""Read and hashed at a time: it is in the core's second cache in between."""
+_PIECE_BYTES = 512 << 10
+"""Read and looked at at a time: it is in the core's second cache in between, which holds the page
+cache's copy of it as well."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -61,7 +63,7 @@ class WholeFiles:
         self._directory = directory
         self._fs = directory.fs
         self._root = directory.root
-        self._floor_bytes = floor_bytes
+        self.floor_bytes = floor_bytes
         self._naming = Lock()
         """Held from the look at what has a name to the change of it."""
 
@@ -87,8 +89,8 @@ class WholeFiles:
         self._directory.ensure()
         self._make_folders(f"{folder}/")
 
-    def read(self, path: str, most: int) -> tuple[memoryview, os.stat_result, TensorDigests]:
-        """A whole file of at most ``most`` bytes, what it was when it was opened, its digests.
+    def read(self, path: str, most: int) -> tuple[memoryview, os.stat_result, TensorChecks]:
+        """A whole file of at most ``most`` bytes, what it was when it was opened, what was checked.
 
         Marks it as used. Raises NotAFile, Unreadable when it is longer, and OSError.
         """
@@ -101,14 +103,14 @@ class WholeFiles:
                 raise Unreadable(f"the file has {size} bytes, far more than the block")
             # Not bytearray: that fills with zeros what is about to be read.
             data = np.empty(size, np.uint8).data
-            digests = TensorDigests(size)
-            count = self.fill(fd, data, digests.update)
+            checks = TensorChecks(size)
+            count = self.fill(fd, data, checks.update)
             with suppress(OSError):
                 self._fs.touch(fd)  # recency survives a restart
         finally:
             with suppress(OSError):
                 self._fs.close(fd)
-        return data[:count], status, digests
+        return data[:count], status, checks
 
     def open(self, path: str) -> tuple[int, os.stat_result]:
         """Open a file for reading; the caller closes it. Raises NotAFile or OSError."""
@@ -164,8 +166,8 @@ class WholeFiles:
         return False
 
     def ask_for(self, nbytes: int) -> None:
-        if self._floor_bytes and self._fs.free_bytes(self._root) - nbytes < self._floor_bytes:
-            raise NoRoom(errno.ENOSPC, f"less than {self._floor_bytes} bytes would be left free")
+        if self.floor_bytes and self._fs.free_bytes(self._root) - nbytes < self.floor_bytes:
+            raise NoRoom(errno.ENOSPC, f"less than {self.floor_bytes} bytes would be left free")
 
     def _write(self, path: str, parts: Sequence[memoryview]) -> None:
         fs, directory = self._fs, self._directory

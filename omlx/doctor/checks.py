@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pydantic import SecretStr
 
-from omlx.budget import Budget, MemoryLine, gigabytes, memory_warning
+from omlx.budget import Budget, gigabytes
 from omlx.cache.hybrid_cache import LayerKind
 from omlx.doctor.facts import (
     Backend,
@@ -159,8 +159,9 @@ def _check_speeds(backend: Backend, speeds: Speeds, machine: Machine) -> list[Fi
 
 
 def check_memory(
-    machine: Machine, budget: Budget | None, lines: tuple[MemoryLine, ...], sketch: Sketch | None
+    machine: Machine, budget: Budget | None, advice: str | None, sketch: Sketch | None
 ) -> list[Finding]:
+    """``advice``: what to do about a budget that is short."""
     area = "memory"
     limit = ""
     if machine.cgroup_bytes is not None and machine.cgroup_bytes < machine.ram_bytes:
@@ -175,7 +176,6 @@ def check_memory(
             f"{gigabytes(budget.total_bytes)}"
         )
         return [*found, problem(area, what, "serve a smaller model or a quantised one")]
-    advice = memory_warning(budget, lines)
     if advice is not None:
         what, _, remedy = advice.partition("; ")
         found.append(warning(area, what, remedy))

@@ -12,7 +12,9 @@ from omlx.budget import (
     MemoryLine,
     host_memory_bytes,
     make_budget,
+    make_plan,
     memory_lines,
+    memory_warning,
     ssd_limits,
 )
 from omlx.doctor import checks, disk_checks
@@ -68,14 +70,14 @@ def examine(flags: Mapping[str, object], environ: Mapping[str, str]) -> Report:
     here = folder.path if folder.path is not None and not folder.to_fetch else None
     memory_bytes = int(FLOAT32_SHARE * settings.memory_budget.resolve(host_memory_bytes()))
     mlx = ask_mlx(here, memory_bytes, MLX_S)
-    budget, lines = _budget(loaded, mlx, disk)
+    budget, lines, advice = _budget(loaded, mlx, disk)
     tier_on = settings.cache_enabled and not settings.ssd_cache_max_size.is_zero
     limit, floor = ssd_limits(loaded, disk.measured_in) if tier_on else (0, 0)
     found = [
         *checks.check_machine(machine, settings.max_connections),
         *checks.check_packages(packages, machine),
         *checks.check_mlx(mlx, machine),
-        *checks.check_memory(machine, budget, lines, mlx.sketch),
+        *checks.check_memory(machine, budget, advice, mlx.sketch),
         *disk_checks.check_disk(disk, limit, floor, named=loaded.is_set("ssd_cache_dir")),
         *(disk_checks.check_lock(disk, port) if tier_on else ()),
         *checks.check_port(port),
@@ -120,11 +122,16 @@ def _refused(error: SettingsError) -> Finding:
     return problem("settings", text, f"correct that; what is said here is of the default of {what}")
 
 
-def _budget(loaded: Loaded, mlx: Mlx, disk: Disk) -> tuple[Budget | None, tuple[MemoryLine, ...]]:
+def _budget(
+    loaded: Loaded, mlx: Mlx, disk: Disk
+) -> tuple[Budget | None, tuple[MemoryLine, ...], str | None]:
+    """The budget, its lines, and what to do when it is short."""
     if mlx.sketch is None or mlx.backend is None:
-        return None, ()
+        return None, (), None
     settings, sketch = loaded.settings, mlx.sketch
     root = disk.measured_in if disk.writable and not settings.ssd_cache_max_size.is_zero else None
     budget = make_budget(loaded, sketch.cache, mlx.backend.working_set_bytes, root)
-    lines = memory_lines(budget, settings, sketch.cache, sketch.weight_bytes, sketch.max_context)
-    return budget, lines
+    plan = make_plan(budget, sketch.cache, sketch.weight_bytes, settings.prefill_step_tokens)
+    context = min(settings.max_context or sketch.max_context, sketch.max_context)
+    lines = memory_lines(budget, plan, settings, sketch.cache, context)
+    return budget, lines, memory_warning(plan, context)

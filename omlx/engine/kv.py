@@ -47,7 +47,7 @@ That of a checkpoint of a hundred states takes some tens of kilobytes."""
 
 
 class UnsupportedModel(Exception):
-    """The model keeps something between tokens that can't be batched; the text says which."""
+    """The model can't be computed with; the text says why."""
 
 
 def leaves(caches: Sequence[Any]) -> list[Any]:
@@ -89,8 +89,11 @@ def _probe_layer(index: int, cache: Any) -> LayerConfig:
         )
     if type(cache) is ArraysCache:
         return _probe_states(index, cache)
-    name = type(cache).__name__
-    return LayerConfig(LayerKind.UNSUPPORTED, why_not=f"uses {name}, which can't be cut in blocks")
+    return LayerConfig(
+        LayerKind.UNSUPPORTED,
+        why_not=f"uses {type(cache).__name__}, which can't be cut in blocks",
+        batches=can_be_batched(cache),
+    )
 
 
 def _probe_states(index: int, cache: ArraysCache) -> LayerConfig:
@@ -108,9 +111,37 @@ def _probe_states(index: int, cache: ArraysCache) -> LayerConfig:
     return LayerConfig(LayerKind.RECURRENT, states=states)
 
 
+def can_be_batched(cache: Any) -> bool:
+    """Whether mlx-lm has a form of a layer's cache for several rows; it has none that keeps a
+    window's first tokens."""
+    return hasattr(cache, "merge") and not getattr(cache, "keep", 0)
+
+
 def fresh_caches(model: nn.Module) -> list[Any]:
-    """Empty batch caches for one row. Raises UnsupportedModel."""
-    return [_batched(cache) for cache in make_prompt_cache(model)]
+    """Empty caches for one row: batch caches, or the model's own if one has no such form."""
+    caches = make_prompt_cache(model)
+    if all(map(can_be_batched, leaves(caches))):
+        return [_batched(cache) for cache in caches]
+    return caches
+
+
+def as_if_long(caches: Sequence[Any], length: int, more: int, nbytes: int) -> int:
+    """Let a row's caches that keep all tokens look as if it had ``length``, with room for ``more``.
+
+    They hold zeros. Returns the length, which is less where it would take more than ``nbytes``.
+    """
+    full = [cache for cache in leaves(caches) if isinstance(cache, BatchKVCache)]
+    a_token = sum(cache.nbytes // cache.keys.shape[2] for cache in full if cache.keys is not None)
+    length = min(length, nbytes // max(1, a_token))
+    for cache in full:
+        assert cache.keys is not None and cache.values is not None, "a computed row has keys"
+        for name in ("keys", "values"):
+            array = getattr(cache, name)
+            shape = (*array.shape[:2], length + more, array.shape[3])
+            setattr(cache, name, mx.zeros(shape, array.dtype))
+        cache.offset, cache._idx = mx.array([length]), length
+    mx.eval([cache.state for cache in full])
+    return length
 
 
 def order_windows(caches: Sequence[Any]) -> None:
@@ -157,11 +188,6 @@ def _batched(cache: Any) -> Any:
         # Merging would set a left padding of zeros, and with it another kernel than for a
         # restored row.
         return cache
-    if not hasattr(cache, "merge"):
-        raise UnsupportedModel(
-            f"the model uses {type(cache).__name__}, which can't be batched; "
-            "serve another model or another quantisation of its cache"
-        )
     return cache.merge([cache])
 
 
@@ -178,6 +204,9 @@ class BlockStore:
 
     def __len__(self) -> int:
         return len(self._blocks)
+
+    def __contains__(self, block_id: object) -> bool:
+        return block_id in self._blocks
 
     @property
     def nbytes(self) -> int:
@@ -220,7 +249,7 @@ class BlockStore:
     def cut_states(self, caches: Sequence[Any], row: int) -> BlockArrays:
         """A checkpoint: every state of a row as it is now, as compact copies."""
         flat = leaves(caches)
-        places = (_place(spec) for spec in self._config.states)
+        places = (state_place(spec) for spec in self._config.states)
         return tuple(
             mx.take(flat[layer].cache[place], mx.array([row]), axis=0)[0] for layer, place in places
         )
@@ -229,7 +258,7 @@ class BlockStore:
         """Put a checkpoint into the empty caches of one row. The checkpoint stays unchanged."""
         flat = leaves(caches)
         for spec, array in zip(self._config.states, arrays, strict=True):
-            layer, place = _place(spec)
+            layer, place = state_place(spec)
             flat[layer].cache[place] = on_device(array, spec.dtype)[None]
 
 
@@ -240,7 +269,7 @@ def _stacked(slices: list[mx.array]) -> mx.array:
     return mx.stack(slices)
 
 
-def _place(spec: StateSpec) -> tuple[int, int]:
+def state_place(spec: StateSpec) -> tuple[int, int]:
     """(layer, place in its list of states)"""
     _, layer, place = spec.name.split(".")
     return int(layer), int(place)

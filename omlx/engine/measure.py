@@ -1,7 +1,8 @@
-"""How fast this device computes and reads memory: what prefill and decoding are bound by.
+"""How fast this device computes and reads memory, and how much memory a chunk of a prompt takes.
 
-Run in a process of its own, so that a broken backend takes nothing else down and no measurement
-disturbs a server.
+Speed is what prefill and decoding are bound by. It is measured in a process of its own, so that a
+broken backend takes nothing else down and no measurement disturbs a server. Memory is measured by
+the server itself, with its model, before it serves.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
+import mlx.nn as nn
 
+from omlx.core.memory import ChunkPeak
+from omlx.engine.kv import as_if_long, fresh_caches, leaves
 from omlx.engine.load import backend_name
 
 SIDE = 1024
@@ -26,6 +30,19 @@ _PARTS = 4
 
 _READS_ON_GPU = 8
 """Of the matrix in one evaluation: launching costs as much as one read on a large GPU."""
+
+
+PROBE_SHARE_OF_CHUNK = 8
+"""A chunk of a large model takes seconds on a laptop; in so much less a token takes as much."""
+
+PROBE_BEHIND = 4096
+"""Tokens before the second probe: with fewer, scores hide behind what the wide layers take."""
+
+SHOWS = 1.1
+"""So much more a token takes far behind the beginning when scores are materialised."""
+
+PROBE_SHARE_OF_MEMORY = 8
+"""The second probe's caches take no more than one of so many parts of the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +79,38 @@ def measure() -> Speed:
         for part in parts
     ]
     return Speed(2 * SIDE**3 / multiply_s / 1e9, threads, num_reads * parts[0].nbytes / min(turns))
+
+
+def measure_chunk(model: nn.Module, chunk_tokens: int, total_bytes: int) -> ChunkPeak:
+    """Compute a part of a chunk at a prompt's beginning, and one far behind it, and see the peaks.
+
+    On the MLX thread; the model's first passes, so kernels are compiled here. Begins a new count
+    of the peak, and holds MLX to ``total_bytes``: it then gives back freed buffers before that.
+    """
+    mx.set_memory_limit(total_bytes)
+    tokens = max(1, chunk_tokens // PROBE_SHARE_OF_CHUNK)
+    near, _ = _peak(model, tokens, 0, total_bytes)
+    far, behind = _peak(model, tokens, PROBE_BEHIND, total_bytes)
+    # Where it shows, what is far behind is most of the peak; all of it is put down to that.
+    pair_bytes = far / tokens / max(1, behind) if far > SHOWS * near else 0.0
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    return ChunkPeak(near / tokens, pair_bytes)
+
+
+def _peak(model: nn.Module, tokens: int, behind: int, total_bytes: int) -> tuple[int, int]:
+    """(bytes taken at most beside the caches, tokens before) for so many tokens of a prompt."""
+    caches = fresh_caches(model)
+    model(mx.zeros((1, 2), mx.int32), cache=caches)  # makes the buffers
+    mx.eval([cache.state for cache in leaves(caches)])
+    if behind:
+        behind = as_if_long(caches, behind, tokens, total_bytes // PROBE_SHARE_OF_MEMORY)
+    prompt = mx.zeros((1, tokens), mx.int32)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    model(prompt, cache=caches)
+    mx.eval([cache.state for cache in leaves(caches)])
+    return max(0, mx.get_peak_memory() - before), behind
 
 
 def device_name() -> str:

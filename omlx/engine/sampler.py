@@ -46,6 +46,8 @@ def _shared(temperature: float, top_p: float, top_k: int, min_p: float) -> Sampl
 def _seeded(sampling: Sampling) -> Sampler:
     assert sampling.seed is not None
     key = mx.random.key(sampling.seed % (1 << 64))
+    for _ in range(sampling.drawn):
+        key = mx.random.split(key)[0]
 
     def sample(logprobs: mx.array) -> mx.array:
         nonlocal key

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from omlx.cache.blocks import BlockId
 from omlx.cache.checkpoints import Place
 from omlx.cache.hybrid_cache import ModelCacheConfig
 from omlx.cache.tickets import StoreTicket, WriteTicket
+from omlx.core.grammar import GrammarRefused
 from omlx.core.plan import (
     Admit,
     Fault,
@@ -26,7 +27,6 @@ from omlx.core.plan import (
     HostBlock,
     Load,
     Prefill,
-    Restore,
     Sampled,
     Sampling,
     Seal,
@@ -37,21 +37,21 @@ from omlx.core.plan import (
     Uid,
     Written,
 )
-from omlx.engine.batch import DecodeBatch, Emitted
+from omlx.engine.apart import DecodeApart
+from omlx.engine.batch import DecodeBatch, Emitted, Joining
+from omlx.engine.grammar import GrammarFailed, Grammars, Matcher
 from omlx.engine.join import Block
 from omlx.engine.kv import (
     BlockArrays,
     BlockStore,
     all_finite,
     fork_caches,
-    fresh_caches,
-    from_host,
-    leaves,
     numbers,
     order_windows,
     to_host,
-    views_of,
 )
+from omlx.engine.restore import Prefix, Restorer
+from omlx.engine.together import compute, groups_of
 
 log = logging.getLogger(__name__)
 
@@ -67,33 +67,23 @@ class Row:
     """Tokens in the caches."""
 
 
-@dataclass(slots=True)
-class Prefix:
-    """The restored part of a prompt on its way into a row."""
-
-    caches: list[Any]
-    position: int
-    """Tokens in the caches once all of it is done."""
-    parts: Iterator[int]
-    """Does the next part, and gives its bytes."""
-    kept: list[tuple[BlockId, Block]]
-    """Blocks that were read, to be kept in RAM as well."""
-
-    def restore(self, nbytes: int) -> None:
-        """Do at least as much as ``nbytes`` of what is left."""
-        while nbytes > 0:
-            done = next(self.parts, None)
-            if done is None:
-                return
-            nbytes -= done
-
-
 @dataclass(frozen=True, slots=True)
 class Export:
     """A block's bytes on their way to the writer."""
 
     ticket: StoreTicket | WriteTicket
     payload: HostBlock
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A block as it was cut out of a row; lazy until evaluated."""
+
+    store: Store
+    arrays: BlockArrays
+    embedded: BlockArrays
+    finite: mx.array
+    """A scalar: whether all of it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +96,9 @@ class StepOutput:
 class Engine:
     """Lives on the engine thread. ``hook(phase, uid)`` runs before each phase of each row.
 
-    ``ahead``: see ``DecodeBatch``.
+    ``ahead``: see ``DecodeBatch``. ``pass_tokens``: how many tokens could be computed in the time
+    of a pass over none; chunks of several prompts share a pass where that gains more than it
+    costs. ``grammars``: for rows that have one.
     """
 
     def __init__(
@@ -115,16 +107,22 @@ class Engine:
         config: ModelCacheConfig,
         *,
         ahead: bool,
+        pass_tokens: int = 0,
+        grammars: Grammars | None = None,
         hook: Callable[[str, Uid | None], None] = lambda _phase, _uid: None,
     ) -> None:
         self.model = model
         self.config = config
         self.store = BlockStore(config, host_copies=not ahead)
         self._hook = hook
+        self._pass_tokens = pass_tokens
+        self._grammars = grammars
+        self._restorer = Restorer(model, config, self.store)
         self._prefixes: dict[Uid, Prefix] = {}
         """Of rows that are not admitted yet: what was restored of them so far."""
         self._rows: dict[Uid, Row] = {}
-        self._batch = DecodeBatch(model, ahead)
+        self._ahead = ahead
+        self._batch = self._new_batch()
 
     @property
     def num_rows(self) -> int:
@@ -134,8 +132,19 @@ class Engine:
         """Forget every row, after a step failed: a batch that raised can't be trusted."""
         self._rows.clear()
         self._prefixes.clear()
-        self._batch = DecodeBatch(self.model, self._batch.ahead)
+        self._batch = self._new_batch()
         mx.clear_cache()
+
+    def _new_batch(self) -> DecodeBatch | DecodeApart:
+        kind = DecodeBatch if self.config.batches else DecodeApart
+        return kind(self.model, self.config, self._ahead)
+
+    def read_hot(self, block_id: BlockId, checkpoint: bool) -> HostBlock | None:
+        """The bytes of what the RAM tier holds under an id; None when it holds nothing there."""
+        if block_id not in self.store:
+            return None
+        specs = self.config.states if checkpoint else self.config.tensors
+        return to_host(specs, self.store.get(block_id))
 
     def run(self, plan: StepPlan) -> StepOutput:
         """One step, in the order of the plan's fields. Raises only when all rows are to be lost."""
@@ -151,8 +160,7 @@ class Engine:
             self._contain(faults, admit.uid, lambda admit=admit: self._admit(admit))
         restored = time.perf_counter()
         before = sum(row.position for row in self._rows.values())
-        for prefill in plan.prefills:
-            self._contain(faults, prefill.uid, lambda prefill=prefill: self._prefill(prefill))
+        self._prefill(plan.prefills, faults)
         prefilled = time.perf_counter()
         num_prefilled = sum(row.position for row in self._rows.values()) - before
         failed = {fault.uid: fault for fault in faults}
@@ -162,10 +170,8 @@ class Engine:
             else:
                 self._contain(faults, fork.uid, lambda fork=fork: self._fork(fork))
         failed = {fault.uid for fault in faults}
-        for uid in plan.starts:
-            if uid not in failed:
-                self._contain(faults, uid, lambda uid=uid: self._start(uid))
-        sampled = self._decode() if plan.decode else ()
+        self._start([uid for uid in plan.starts if uid not in failed], faults)
+        sampled = self._decode(faults) if plan.decode else ()
         return StepOutput(
             StepResult(
                 sampled,
@@ -176,6 +182,8 @@ class Engine:
                 prefill_s=prefilled - restored if plan.prefills else 0.0,
                 decode_s=time.perf_counter() - prefilled if plan.decode else 0.0,
                 prefilled_tokens=max(0, num_prefilled),
+                active_bytes=mx.get_active_memory(),
+                peak_bytes=mx.get_peak_memory(),
             ),
             tuple(exports),
         )
@@ -184,22 +192,20 @@ class Engine:
 
     def _store_blocks(self, stores: tuple[Store, ...]) -> tuple[list[Seal], list[Export]]:
         """Copy computed blocks out of their rows. Only finite ones are kept."""
-        cut: list[tuple[Store, BlockArrays, BlockArrays, mx.array]] = []
+        cut: list[Cut] = []
         for store in stores:
-            caches, row = self._caches_of(store.uid)
-            wish = store.ticket.wish
-            if wish.place is None:
-                arrays = self.store.cut(caches, row, store.start, store.stop)
-            else:
-                arrays = self.store.cut_states(caches, row)
-            embedded = self.store.cut_states(caches, row) if wish.carries is not None else ()
-            cut.append((store, arrays, embedded, all_finite((*arrays, *embedded))))
-        mx.eval([item[1:] for item in cut])
-        seals: list[Seal] = []
+            try:
+                self._hook("store", store.uid)
+                cut.append(self._cut(store))
+            except Exception:
+                log.exception("not stored: tokens %d..%d", store.start, store.stop)
+        mx.eval([(one.arrays, one.embedded, one.finite) for one in cut])
+        stored = {id(one.store) for one in cut}
+        seals = [Seal(s.ticket, False, False) for s in stores if id(s) not in stored]
         exports: list[Export] = []
-        for store, arrays, embedded, finite in cut:
-            ticket = store.ticket
-            good = bool(finite.item())
+        for one in cut:
+            store, arrays, embedded, ticket = one.store, one.arrays, one.embedded, one.store.ticket
+            good = bool(one.finite.item())
             if not good:
                 log.error("not stored: tokens %d..%d hold non-finite KV", store.start, store.stop)
             keep = good and ticket.block_id is not None
@@ -211,6 +217,16 @@ class Engine:
                 exports.append(Export(ticket, (*export.payload, *states)))
             seals.append(Seal(ticket, stored=keep, writing=good and ticket.write))
         return seals, exports
+
+    def _cut(self, store: Store) -> Cut:
+        caches, row = self._caches_of(store.uid)
+        wish = store.ticket.wish
+        if wish.place is None:
+            arrays = self.store.cut(caches, row, store.start, store.stop)
+        else:
+            arrays = self.store.cut_states(caches, row)
+        embedded = self.store.cut_states(caches, row) if wish.carries is not None else ()
+        return Cut(store, arrays, embedded, all_finite((*arrays, *embedded)))
 
     def _export_dirty(self, writes: tuple[WriteTicket, ...]) -> list[Export]:
         return [self._export(w, w.place, self.store.get(w.block_id)) for w in writes]
@@ -225,7 +241,7 @@ class Engine:
         row = self._rows.get(uid)
         if row is not None:
             return row.caches, 0
-        return self._batch.caches, self._batch.index(uid)
+        return self._batch.caches_of(uid)
 
     # ── rows ─────────────────────────────────────────────────────────────────────────────────
 
@@ -237,89 +253,56 @@ class Engine:
             log.exception("sequence %d failed", uid)
             self._rows.pop(uid, None)
             self._prefixes.pop(uid, None)
-            faults.append(Fault(uid, f"{type(error).__name__} in the engine"))
+            told = isinstance(error, GrammarRefused | GrammarFailed)
+            message = str(error) if told else f"{type(error).__name__} in the engine"
+            faults.append(Fault(uid, message))
 
     def _load(self, load: Load) -> None:
         self._hook("restore", load.uid)
         prefix = self._prefixes.get(load.uid)
         if prefix is None:
-            prefix = self._prefixes[load.uid] = self._begin(load.restores)
+            prefix = self._prefixes[load.uid] = self._restorer.begin(load.restores)
         prefix.restore(load.tokens * self.config.bytes_per_token)
 
     def _admit(self, admit: Admit) -> None:
         self._hook("restore", admit.uid)
-        prefix = self._prefixes.pop(admit.uid, None) or self._begin(admit.restores)
-        for _ in prefix.parts:
-            pass
-        for block_id, arrays in prefix.kept:
-            self.store.put(block_id, arrays)
-        if admit.state is not None:
-            arrays = self._state_of(admit.state)
-            self.store.restore_states(prefix.caches, arrays)
-        position = prefix.position
-        assert not self.config.is_recurrent or bool(position) == (admit.state is not None), (
-            "blocks and state travel together, or not at all"
-        )
-        assert position < len(admit.prompt), "at least one prompt token is computed"
-        self._rows[admit.uid] = Row(admit.prompt, admit.sampling, prefix.caches, position)
+        prefix = self._prefixes.pop(admit.uid, None) or self._restorer.begin(admit.restores)
+        self._restorer.finish(prefix, admit.state)
+        assert prefix.position < len(admit.prompt), "at least one prompt token is computed"
+        self._rows[admit.uid] = Row(admit.prompt, admit.sampling, prefix.caches, prefix.position)
 
-    def _begin(self, restores: tuple[Restore, ...]) -> Prefix:
-        caches = fresh_caches(self.model)
-        takes = [restore.take for restore in restores]
-        kept: list[tuple[BlockId, Block]] = []
-        return Prefix(caches, sum(takes), self._parts(caches, restores, takes, kept), kept)
+    def _prefill(self, prefills: Sequence[Prefill], faults: list[Fault]) -> None:
+        """A pass over several prompts that fails is repeated one by one, so each fails alone."""
+        able = [prefill for prefill in prefills if self._may_prefill(prefill.uid, faults)]
+        rows = [self._rows[prefill.uid] for prefill in able]
+        positions = [row.position for row in rows]
+        lengths = [p.stop - at for p, at in zip(able, positions, strict=True)]
+        pass_tokens = self._pass_tokens if self.config.batches else 0
+        for group in groups_of(lengths, positions, pass_tokens):
+            members = [able[index] for index in group]
+            if len(members) > 1:
+                try:
+                    self._compute(members)
+                    continue
+                except Exception:
+                    log.exception("a pass over %d prompts failed; again one by one", len(members))
+            for member in members:
+                self._contain(faults, member.uid, lambda member=member: self._compute([member]))
 
-    def _parts(
-        self,
-        caches: list[Any],
-        restores: tuple[Restore, ...],
-        takes: list[int],
-        kept: list[tuple[BlockId, Block]],
-    ) -> Iterator[int]:
-        """A device first gets what was read, block by block; then the layers are joined.
+    def _may_prefill(self, uid: Uid, faults: list[Fault]) -> bool:
+        self._contain(faults, uid, lambda: self._hook("prefill", uid))
+        return uid in self._rows
 
-        In host memory what was read is used where it is. A block is held from the beginning, so it
-        does not matter when it leaves the RAM tier.
-        """
-        blocks = [self._source(restore) for restore in restores]
-        for index, restore in enumerate(restores):
-            if restore.payload is None:
-                continue
-            if not self.store.host_copies:
-                blocks[index] = arrays = from_host(restore.payload)
-                mx.eval(arrays)
-                yield sum(array.nbytes for array in arrays)
-            if restore.block_id is not None:
-                kept.append((restore.block_id, blocks[index]))
-        if restores:
-            joined = self.store.restore_in_parts(caches, blocks, takes)
-            # A device joins lazily, within the next pass.
-            yield from joined if self.store.host_copies else (0 for _ in joined)
-
-    def _source(self, restore: Restore) -> Block:
-        if restore.payload is not None:
-            return views_of(restore.payload)
-        assert restore.block_id is not None, "a block comes from RAM or with its payload"
-        return self.store.get(restore.block_id)
-
-    def _state_of(self, restore: Restore) -> Block:
-        """A checkpoint's arrays. No layer is joined, so it is done at once: it has a fixed size."""
-        arrays = self._source(restore)
-        if restore.payload is not None:
-            if not self.store.host_copies:
-                arrays = from_host(restore.payload)
-                mx.eval(arrays)
-            if restore.block_id is not None:
-                self.store.put(restore.block_id, arrays)
-        return arrays
-
-    def _prefill(self, prefill: Prefill) -> None:
-        self._hook("prefill", prefill.uid)
-        row = self._rows[prefill.uid]
-        tokens = mx.array([row.prompt[row.position : prefill.stop]])  # (1, T)
-        self.model(tokens, cache=row.caches)
-        mx.eval([cache.state for cache in leaves(row.caches)])
-        row.position = prefill.stop
+    def _compute(self, prefills: Sequence[Prefill]) -> None:
+        rows = [self._rows[prefill.uid] for prefill in prefills]
+        chunks = [
+            list(row.prompt[row.position : prefill.stop])
+            for row, prefill in zip(rows, prefills, strict=True)
+        ]
+        caches, positions = [row.caches for row in rows], [row.position for row in rows]
+        computed = compute(self.model, self.config, caches, positions, chunks)
+        for row, prefill, after in zip(rows, prefills, computed, strict=True):
+            row.caches, row.position = after, prefill.stop
 
     def _fork(self, fork: Fork) -> None:
         self._hook("fork", fork.uid)
@@ -327,14 +310,37 @@ class Engine:
         caches = fork_caches(parent.caches)
         self._rows[fork.uid] = Row(parent.prompt, fork.sampling, caches, parent.position)
 
-    def _start(self, uid: Uid) -> None:
-        """Move a row into the decoding batch."""
+    def _start(self, uids: Sequence[Uid], faults: list[Fault]) -> None:
+        """Move rows into the decoding batch, together; if that fails, one by one."""
+        joining: list[Joining] = []
+        for uid in uids:
+            self._contain(faults, uid, lambda uid=uid: joining.append(self._joining(uid)))
+        if len(joining) > 1:
+            try:
+                self._join(joining)
+                return
+            except Exception:
+                log.exception("a pass over %d rows failed; again one by one", len(joining))
+            # Their matchers may have gone on.
+            again = [one.uid for one in joining]
+            for uid in again:
+                self._contain(faults, uid, lambda uid=uid: self._join([self._joining(uid)]))
+            return
+        for one in joining:
+            self._contain(faults, one.uid, lambda one=one: self._join([one]))
+
+    def _joining(self, uid: Uid) -> Joining:
         self._hook("start", uid)
         row = self._rows[uid]
         assert row.position == len(row.prompt) - 1, "only the last prompt token is left"
         order_windows(row.caches)
-        self._batch.join(uid, row.sampling, row.prompt, row.caches)
-        del self._rows[uid]
+        return Joining(uid, row.sampling, row.prompt, self._matcher(row.sampling, row.prompt))
+
+    def _join(self, joining: Sequence[Joining]) -> None:
+        rows = [self._rows[one.uid].caches for one in joining]
+        self._batch.join(self._batch.begin(joining, rows))
+        for one in joining:
+            del self._rows[one.uid]
 
     def _remove(self, uids: tuple[Uid, ...]) -> None:
         for uid in uids:
@@ -342,10 +348,22 @@ class Engine:
             self._prefixes.pop(uid, None)
         self._batch.leave(set(uids))
 
-    def _decode(self) -> tuple[Sampled, ...]:
+    def _matcher(self, sampling: Sampling, prompt: tuple[int, ...]) -> Matcher | None:
+        if sampling.grammar is None:
+            return None
+        assert self._grammars is not None, "a grammar was checked before it came here"
+        matcher = self._grammars.matcher(sampling.grammar)
+        matcher.follow(prompt[len(prompt) - sampling.drawn :])
+        return matcher
+
+    def _decode(self, faults: list[Fault]) -> tuple[Sampled, ...]:
         for row in self._batch.rows:
             self._hook("decode", row.uid)
-        return tuple(map(_sampled, self._batch.step()))
+        sampled = tuple(map(_sampled, self._batch.step()))
+        failed = [Fault(row.uid, row.fault) for row in self._batch.rows if row.fault is not None]
+        self._batch.leave({fault.uid for fault in failed})
+        faults += failed
+        return sampled
 
 
 def _sampled(emitted: Emitted) -> Sampled:

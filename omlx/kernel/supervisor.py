@@ -16,6 +16,11 @@ from omlx.kernel.restart import RestartBudget
 
 log = logging.getLogger(__name__)
 
+LAST_WORDS_S = 0.1
+"""To hear that it is to stop, for an actor that is about to be killed."""
+KILL_S = 1.0
+"""For all actors to end, when they are killed at once."""
+
 
 class GaveUp(Exception):
     """Actors kept crashing; the process should exit and let its own supervisor act."""
@@ -74,6 +79,10 @@ class Supervisor:
         self._children[name] = Child(ref, mailbox, build, frozenset(leans_on), limit_s)
         return ref
 
+    def allow(self, name: str, drain_s: float) -> None:
+        """How long a child may take to end, from now on."""
+        self._children[name].drain_s = drain_s
+
     def mailboxes(self) -> dict[str, MailboxStats]:
         """The counters of every mailbox, in start order."""
         return {name: child.mailbox.stats(name) for name, child in self._children.items()}
@@ -87,19 +96,32 @@ class Supervisor:
         return [other for other in self._children if other in affected]
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Run until ``stopping`` is set (then drain and return) or the budget is spent (GaveUp)."""
+        """Run until ``stopping`` is set (then drain and return) or the budget is spent (GaveUp).
+
+        Cancelled, it lets nobody finish: each is asked to stop, and soon after it is killed.
+        """
         self._start(list(self._children))
         stop = asyncio.create_task(stopping.wait(), name="stopping")
         try:
-            while True:
-                tasks = {c.task for c in self._children.values() if c.task is not None}
-                await asyncio.wait({stop, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-                if stop.done():
-                    return
-                await self._restart(self._crashed())
+            try:
+                await self._watch(stop)
+            except Exception:
+                await self._drain()
+                raise
+            await self._drain()
+        except asyncio.CancelledError:
+            await self._kill_all()
+            raise
         finally:
             stop.cancel()
-            await self._drain()
+
+    async def _watch(self, stop: asyncio.Task[Any]) -> None:
+        while True:
+            tasks = {c.task for c in self._children.values() if c.task is not None}
+            await asyncio.wait({stop, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            if stop.done():
+                return
+            await self._restart(self._crashed())
 
     def _crashed(self) -> Child:
         return next(c for c in self._children.values() if c.task is not None and c.task.done())
@@ -151,6 +173,18 @@ class Supervisor:
                     log.warning("%s did not drain in %.1f s", child.ref.name, child.drain_s)
                     if not await self._kill(child):
                         log.error("%s did not end when killed; left behind", child.ref.name)
+            child.mailbox.close(_stopped(child))
+
+    async def _kill_all(self) -> None:
+        children = self._children.values()
+        tasks = [child.task for child in children if child.task is not None]
+        for child in children:
+            child.mailbox.put_beyond_capacity(Envelope(Stop(), takes_slot=False))
+        await asyncio.wait(tasks, timeout=LAST_WORDS_S)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=KILL_S)
+        for child in children:
             child.mailbox.close(_stopped(child))
 
 

@@ -9,6 +9,7 @@ Each module imports only those above it:
     file      the settings file: read, set aside, save
     sources   command line > environment > file > default
     tables    values, defaults and limits in words
+    sections  what belongs together for people
     cli       the flags
 
 The hard idea is to fail closed. A value that cannot be understood stops the start, and so does a
@@ -21,24 +22,38 @@ from omlx.settings.cli import add_arguments, overrides
 from omlx.settings.file import SETTINGS_FILE, save_settings_file, set_aside_broken_file
 from omlx.settings.model import (
     ENV_PREFIX,
+    LIVE,
     NAMES,
     SECRETS,
     Apply,
     Settings,
+    apply_class,
     constraints,
     env_name,
     flag,
 )
 from omlx.settings.origin import ErrorCode, SettingsError, Source, SourceKind
-from omlx.settings.sources import Loaded, home_directory, load_settings
-from omlx.settings.tables import Row, default_text, describe, settings_table, value_text
+from omlx.settings.sections import SECTIONS, in_order, section_of
+from omlx.settings.sources import Loaded, home_directory, load_settings, reread
+from omlx.settings.tables import (
+    Row,
+    default_text,
+    describe,
+    kind_of,
+    plain_value,
+    settings_table,
+    unit_and_description,
+    value_text,
+)
 
 __all__ = [
     "ENV_PREFIX",
     "HOME_VARIABLE",
     "KEY_LENGTH_ADVISED",
+    "LIVE",
     "NAMES",
     "SECRETS",
+    "SECTIONS",
     "SETTINGS_FILE",
     "Apply",
     "ErrorCode",
@@ -49,17 +64,24 @@ __all__ = [
     "Source",
     "SourceKind",
     "add_arguments",
+    "apply_class",
     "constraints",
     "default_text",
     "describe",
     "env_name",
     "flag",
     "home_directory",
+    "in_order",
     "is_loopback",
+    "kind_of",
     "load_settings",
     "overrides",
+    "plain_value",
+    "reread",
     "save_settings_file",
+    "section_of",
     "set_aside_broken_file",
     "settings_table",
+    "unit_and_description",
     "value_text",
 ]

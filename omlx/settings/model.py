@@ -7,7 +7,7 @@ the README's table and the admin page are all derived from its fields.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -28,6 +28,7 @@ from omlx.settings.values import (
     Origins,
     Pairs,
     PositiveSize,
+    ReasoningField,
     SizeOrAuto,
     Switch,
     Whole,
@@ -39,6 +40,8 @@ from omlx.settings.values import (
 ENV_PREFIX = "OMLX_"
 
 Apply = Literal["live", "next_request", "reload", "restart"]
+"""When a change that was saved is in force: at once; for requests and files that begin after it;
+when a model is loaded, and when the server starts."""
 
 # Beyond these a number is a slip of the finger, and 32-bit positions would overflow.
 _TOKENS_MAX = 2**24
@@ -199,7 +202,7 @@ class Settings(BaseSettings):
     )
     gdn_snapshot_storage: GdnStorage = _setting(
         "auto",
-        "reload",
+        "next_request",
         "Where checkpoints of recurrent layers are stored: beside the blocks (`ssd_sidecar`) or "
         "in them (`embedded`). `auto`: ssd_sidecar when the SSD tier is on.",
     )
@@ -284,6 +287,23 @@ class Settings(BaseSettings):
         "Leave out a leading system block or line that holds nothing but "
         "`x-anthropic-billing-header:` data, which differs in every request.",
     )
+    strict_requests: Switch = _setting(
+        False,
+        "next_request",
+        "Refuse a request with a field that means nothing here, with 400 and its name, instead of "
+        "naming it in `x-omlx-ignored`. For tests of clients.",
+    )
+    reasoning_field: ReasoningField = _setting(
+        "reasoning_content",
+        "next_request",
+        "What a chat completion calls the model's thoughts: `reasoning_content`, `reasoning` or "
+        "`both`. Other APIs have one name for them.",
+    )
+    metrics_vllm_names: Switch = _setting(
+        False,
+        "live",
+        "Add vLLM's names (`vllm:...`) of the same numbers to /metrics.",
+    )
     log_level: LogLevel = _setting(
         "info", "live", "Least important messages logged. Prompts only appear in `trace`."
     )
@@ -293,6 +313,18 @@ NAMES: tuple[str, ...] = tuple(Settings.model_fields)
 SECRETS = frozenset(
     name for name, info in Settings.model_fields.items() if SecretStr in get_args(info.annotation)
 )
+
+
+def apply_class(name: str) -> Apply:
+    extra = Settings.model_fields[name].json_schema_extra
+    assert isinstance(extra, dict), "every field is made by _setting"
+    return cast(Apply, extra["apply"])
+
+
+LIVE: tuple[str, ...] = tuple(
+    name for name in NAMES if apply_class(name) in ("live", "next_request")
+)
+"""What a running server can take over."""
 
 
 def env_name(name: str) -> str:

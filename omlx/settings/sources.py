@@ -5,7 +5,7 @@ command line  >  environment  >  $OMLX_HOME/settings.json  >  default
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,17 @@ class Loaded:
         """Whether somebody set it, as opposed to the default."""
         return self.sources[name].kind != "default"
 
+    def taking_over(self, newer: Loaded, names: Iterable[str]) -> Loaded:
+        """These settings, but ``names`` as in ``newer``. Raises SettingsError when they don't fit.
+
+        For a server that runs: some of what was saved is in force at once, and some is not.
+        """
+        changes = {name: getattr(newer.settings, name) for name in names}
+        sources = self.sources | {name: newer.sources[name] for name in changes}
+        settings = self.settings.model_copy(update=changes)
+        check_together(settings, sources, self.home)
+        return Loaded(settings, sources, tuple(warnings_of(settings, sources)), self.home)
+
     def changed(self, changes: Mapping[str, object | None]) -> Loaded:
         """The settings as they would be with ``changes`` in the settings file. Writes nothing.
 
@@ -62,6 +73,22 @@ class Loaded:
                 given[name] = value
                 sources[name] = Source("file", str(self.home / SETTINGS_FILE))
         return _loaded(given, sources, self.home)
+
+
+def reread(loaded: Loaded) -> Loaded:
+    """What a start with the same flags and variables would take now: the file may be another.
+
+    Raises SettingsError when the file can't be used.
+    """
+    path = loaded.home / SETTINGS_FILE
+    content = read_file(path, set_aside=False)
+    return loaded.changed(
+        {
+            name: content.get(name)
+            for name, source in loaded.sources.items()
+            if source.kind not in ("cli", "env")
+        }
+    )
 
 
 def home_directory(environ: Mapping[str, str]) -> Path:

@@ -7,8 +7,17 @@ from typing import Any, NamedTuple
 
 from pydantic import SecretStr
 
-from omlx.settings.model import NAMES, SECRETS, Apply, Settings, constraints
+from omlx.settings.model import NAMES, SECRETS, Apply, Settings, apply_class, constraints
 from omlx.settings.sources import Loaded
+from omlx.settings.values import Hint
+from omlx.sizes import Size
+
+WHEN: dict[Apply, str] = {
+    "live": "at once",
+    "next_request": "with the next request or file",
+    "reload": "when the model is loaded: at a restart",
+    "restart": "at a restart",
+}
 
 
 class Row(NamedTuple):
@@ -59,6 +68,27 @@ def value_text(settings: Settings, name: str) -> str | None:
             return str(value)
 
 
+def plain_value(settings: Settings, name: str) -> object:
+    """The value as JSON has it, which is also how it is given; a key is "set" or None."""
+    value = getattr(settings, name)
+    match value:
+        case SecretStr():
+            return "set"
+        case tuple():
+            return list(value)
+        case Size() | Path():
+            return str(value)
+        case _:
+            return value
+
+
+def kind_of(name: str) -> str:
+    """What sort of control a page shows: one of the values of ``_KINDS``, or ``choice``."""
+    rules = Settings.model_fields[name].metadata
+    hint = next((rule for rule in rules if isinstance(rule, Hint)), None)
+    return "choice" if hint is None else _KINDS[hint.metavar]
+
+
 def default_text(name: str) -> str:
     """The default in words: ``20%``, ``the model's``, ``$OMLX_HOME/cache``, ``none``."""
     return _extra(name).get("shown") or value_text(_DEFAULTS, name) or "none"
@@ -66,14 +96,23 @@ def default_text(name: str) -> str:
 
 def settings_table() -> str:
     """The README's table of settings, in Markdown."""
-    rows = ["| setting | default | meaning |", "|---|---|---|"]
+    rows = ["| setting | default | meaning | takes effect |", "|---|---|---|---|"]
     for name, info in Settings.model_fields.items():
         limits = constraints(name)
         # The text of a kind without limits is the same for all of it, and no news.
         accepts = f" Accepts {limits['text']}." if {"min", "choices"} & limits.keys() else ""
-        cells = (f"`{name}`", default_and_unit(name), f"{info.description}{accepts}")
+        cells = (
+            f"`{name}`",
+            default_and_unit(name),
+            f"{info.description}{accepts}",
+            WHEN[apply_class(name)],
+        )
         rows.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     return "\n".join(rows) + "\n"
+
+
+def unit_and_description(name: str) -> tuple[str, str]:
+    return _extra(name)["unit"], Settings.model_fields[name].description or ""
 
 
 def default_and_unit(name: str) -> str:
@@ -86,6 +125,20 @@ def _extra(name: str) -> dict[str, Any]:
     assert isinstance(extra, dict), "every field is made by model._setting"
     return extra
 
+
+_KINDS = {
+    "": "switch",
+    "N": "whole",
+    "X": "number",
+    "SIZE": "size",
+    "HOST": "text",
+    "MODEL": "text",
+    "DIR": "folder",
+    "A,B": "list",
+    "A=B,C=D": "pairs",
+    "KEY": "secret",
+}
+"""By how a value is written in help texts."""
 
 # Absolute folders, so that the module can be imported by a user without a home directory.
 _DEFAULTS = Settings(model_dir=Path("/"), ssd_cache_dir=Path("/"))

@@ -193,4 +193,7 @@ GdnStorage = Annotated[Literal["auto", "ssd_sidecar", "embedded"], BeforeValidat
 GdnCodec = Annotated[
     Literal["fp32", "bf16", "int8", "rht_int8", "rht_int16"], BeforeValidator(_word)
 ]
+ReasoningField = Annotated[
+    Literal["reasoning_content", "reasoning", "both"], BeforeValidator(_word)
+]
 LogLevel = Annotated[Literal["trace", "debug", "info", "warning", "error"], BeforeValidator(_word)]

@@ -1,4 +1,4 @@
-"""The dashboard: its pages, their files, and the numbers behind them.
+"""The dashboard: its first page, the files of all pages, and the numbers behind them.
 
 The pages hold no numbers. They fetch them as JSON and then listen to one stream of events, so
 what a client sent (names, ids) never passes through a template.
@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-import jinja2
 from aiohttp import web
 
+from omlx.actors.stats import to_json
 from omlx.actors.stats_messages import Feed, FindRequest, ReadHistory, RecentRequests, Snapshot
-from omlx.core.usage_ledger import REQUESTS_KEPT, RESOLUTIONS
+from omlx.core.history import RESOLUTIONS
+from omlx.core.usage_ledger import REQUESTS_KEPT
 from omlx.kernel.message import ActorGone, Ask, Rejected
 from omlx.kernel.stream import Stream
 from omlx.resources import resource_dir
 from omlx.web.edge import EDGE
-from omlx.web.errors import ApiError, Handler, invalid
+from omlx.web.errors import ApiError, invalid
+from omlx.web.pages import add_page
 from omlx.web.sse import open_stream
 
 R = TypeVar("R")
@@ -34,48 +35,14 @@ RETRY_MS = 2000
 
 REQUESTS_SHOWN = 50
 
-PAGE_HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": (
-        "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
-        "object-src 'none'"
-    ),
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-}
 JSON_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 # Kept, but asked about each time: the answer is a 304 until a new version is installed.
 STATIC_HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
 
 
-@dataclass(frozen=True, slots=True)
-class NavItem:
-    href: str
-    label: str
-
-
-NAV = (NavItem("/admin", "Overview"),)
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """What a page's template is given."""
-
-    title: str
-    path: str
-    """Its own address, to mark its place in the navigation."""
-    nav: tuple[NavItem, ...] = NAV
-
-
 def add_admin(app: web.Application) -> None:
     """Add the routes of the dashboard. ``app[EDGE]`` must be there before the first request."""
-    templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(resource_dir("templates")),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    app.router.add_get("/admin", _page(templates, "overview.html", Page("Overview", "/admin")))
+    add_page(app, "/admin", "overview")
     app.router.add_get("/admin/api/stats", stats)
     app.router.add_get("/admin/api/history", history)
     app.router.add_get("/admin/api/requests", requests)
@@ -85,30 +52,20 @@ def add_admin(app: web.Application) -> None:
     app.on_response_prepare.append(_mark_static)
 
 
-def _page(templates: jinja2.Environment, name: str, page: Page) -> Handler:
-    # Rendered once: nothing in it changes, and no request has to read a file.
-    html = templates.get_template(name).render(asdict(page))
-
-    async def show(request: web.Request) -> web.StreamResponse:
-        return web.Response(text=html, content_type="text/html", headers=PAGE_HEADERS)
-
-    return show
-
-
 async def _mark_static(request: web.Request, response: web.StreamResponse) -> None:
     if request.path.startswith("/static/"):
         response.headers.update(STATIC_HEADERS)
 
 
 async def stats(request: web.Request) -> web.Response:
-    return _json(await _ask(request, Snapshot()))
+    return _json(await ask_stats(request, Snapshot()))
 
 
 async def history(request: web.Request) -> web.Response:
     resolution = request.query.get("res", "1s")
     if resolution not in RESOLUTIONS:
         raise invalid(f"res must be one of {', '.join(RESOLUTIONS)}.", "res")
-    return _json(await _ask(request, ReadHistory(resolution)))
+    return _json(await ask_stats(request, ReadHistory(resolution)))
 
 
 async def requests(request: web.Request) -> web.Response:
@@ -117,11 +74,11 @@ async def requests(request: web.Request) -> web.Response:
     limit = int(given) if re.fullmatch(r"[0-9]{1,6}", given) else 0
     if not 1 <= limit <= REQUESTS_KEPT:
         raise invalid(f"limit must be a whole number from 1 to {REQUESTS_KEPT}.", "limit")
-    return _json(await _ask(request, RecentRequests(limit)))
+    return _json(await ask_stats(request, RecentRequests(limit)))
 
 
 async def one_request(request: web.Request) -> web.Response:
-    found = await _ask(request, FindRequest(request.match_info["id"]))
+    found = await ask_stats(request, FindRequest(request.match_info["id"]))
     if found is None:
         raise ApiError(
             404,
@@ -135,13 +92,17 @@ async def one_request(request: web.Request) -> web.Response:
 async def events(request: web.Request) -> web.StreamResponse:
     last_id = request.headers.get("Last-Event-ID", "")
     after = int(last_id) if re.fullmatch(r"[0-9]{1,18}", last_id) else None
-    feed = await _ask(request, Feed(after))
+    feed = await ask_stats(request, Feed(after))
     async with feed:  # leaving it, for whatever reason, tells the writer
         response = await open_stream(request, **JSON_HEADERS)
         try:
             await response.write(f"retry: {RETRY_MS}\n\n".encode())
+            told = None
             while (text := await _next(feed)) is not None:
                 await response.write(text.encode())
+                if told != (told := request.app[EDGE].captures.on):
+                    # Without an id: who comes back is told anew how it is by then.
+                    await response.write(f"event: capture\ndata: {to_json(told)}\n\n".encode())
         except ConnectionError:
             pass  # the browser has gone, which is how most feeds end
         return response
@@ -156,7 +117,7 @@ async def _next(feed: Stream[str]) -> str | None:
         return ": still here\n\n"
 
 
-async def _ask(request: web.Request, message: Ask[R]) -> R:
+async def ask_stats(request: web.Request, message: Ask[R]) -> R:
     """Ask the statistics. Raises a 503 when they are overloaded, restarting or stopped."""
     try:
         async with asyncio.timeout(ANSWER_S):

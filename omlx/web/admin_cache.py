@@ -11,9 +11,17 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-from omlx.actors.disk_messages import StopVerifying, VerifyFiles
-from omlx.actors.messages import CacheTree, ClearCache, ProbeCache
-from omlx.cache.blocks import pack_tokens
+from omlx.actors.disk_messages import FilesVerified, StopVerifying, VerifyFiles
+from omlx.actors.messages import (
+    AskReuseBySize,
+    CacheTree,
+    ClearCache,
+    Detokenize,
+    ProbeCache,
+    TokensOf,
+)
+from omlx.cache.blocks import BlockHash, pack_tokens, unpack_tokens
+from omlx.cache.reuse_by_size import HOURS
 from omlx.cache.tree_view import NodeView
 from omlx.core.chat import GenerationRequest
 from omlx.kernel.mailbox import Ref
@@ -24,8 +32,11 @@ from omlx.web.chat_schema import conversation_of, parse_chat
 from omlx.web.edge import EDGE
 from omlx.web.errors import ApiError, invalid, json_response
 from omlx.web.generation import check_ready, helpers_of, render
+from omlx.web.pages import add_page
 
 DEPTH_SHOWN, DEPTH_MAX = 64, 65536
+TEXT_SHOWN = 80
+"""Of a block: as many characters, and no more tokens."""
 NODES_MAX = 2000
 """Half a megabyte of JSON."""
 
@@ -38,10 +49,14 @@ TIERS = {"hot": (True, False), "ssd": (False, True), "all": (True, True)}
 
 
 def add_admin_cache(app: web.Application) -> None:
+    add_page(app, "/admin/cache", "cache")
     app.router.add_get("/admin/api/cache/tree", tree)
+    app.router.add_get("/admin/api/cache/nodes/{hash}", node_text)
+    app.router.add_get("/admin/api/cache/advice", advice)
     app.router.add_post("/admin/api/cache/probe", probe)
     app.router.add_post("/admin/api/cache/clear", clear)
     app.router.add_post("/admin/api/cache/verify", verify)
+    app.router.add_get("/admin/api/cache/verify", verified)
 
 
 async def tree(request: web.Request) -> web.Response:
@@ -61,9 +76,34 @@ def _node(node: NodeView) -> dict[str, Any]:
         "bytes": node.nbytes,
         "tiers": [tier for tier, there in (("ram", node.hot), ("ssd", node.ssd)) if there],
         "checkpoint": node.is_checkpoint,
+        "place": None if node.place is None else node.place.name.lower(),
+        "block": None if node.block is None else node.block.hex(),
         "refs": node.refs,
         "last_used": node.used_at,
     }
+
+
+async def node_text(request: web.Request) -> web.Response:
+    """How the text of a block begins. Only while texts are kept: it is what somebody wrote."""
+    cache, edge = _cache(request), request.app[EDGE]
+    name = request.match_info["hash"]
+    tokens = None
+    if re.fullmatch(r"[0-9a-f]{64}", name):
+        tokens = await cache.ask(TokensOf(BlockHash(bytes.fromhex(name))))
+    if tokens is None:
+        raise ApiError(404, "There is no such block, or no longer.", param="hash", code="not_found")
+    text = None
+    if edge.captures.on:
+        first = tuple(unpack_tokens(tokens)[:TEXT_SHOWN])
+        text = (await helpers_of(edge).tokenizer.ask(Detokenize(first)))[:TEXT_SHOWN]
+    return _answer({"hash": name, "text": text})
+
+
+async def advice(request: web.Request) -> web.Response:
+    """What caches of other sizes would have kept of the tokens reused in the last 24 hours."""
+    found = await _cache(request).ask(AskReuseBySize())
+    kept = [{"bytes": nbytes, "tokens": tokens} for nbytes, tokens in found.kept]
+    return _answer({"hours": HOURS, "reused_tokens": found.reused_tokens, "kept": kept})
 
 
 class ProbeIn(Loose):
@@ -131,6 +171,11 @@ async def verify(request: web.Request) -> web.Response:
         message = f"The files can't be verified now: {refusal}."
         raise ApiError(409, message, code="not_now") from None
     return web.Response(text=text, content_type="application/json", headers=JSON_HEADERS)
+
+
+async def verified(request: web.Request) -> web.Response:
+    """How far the verification is that runs; null when none does."""
+    return _answer({"files": await _cache(request).ask(FilesVerified())})
 
 
 def _cache(request: web.Request) -> Ref[Any]:

@@ -18,6 +18,15 @@ COOKIE = "omlx_admin"
 OPEN_ROUTES = frozenset({"/health", "/admin/login"})
 """Answered without a key, with everything under /static/."""
 
+ADMIN_HEADERS = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+"""With every answer below /admin; a page adds its policy (``pages``)."""
+
 # Cookies are signed with this: a restart ends every session, and no key is ever in a cookie.
 _SECRET = secrets.token_bytes(32)
 
@@ -100,6 +109,13 @@ async def origin_middleware(request: web.Request, handler: Handler) -> web.Strea
         if request.content_type != "application/json":
             raise ApiError(415, "Send the body as application/json.", code="unsupported_media_type")
     return await handler(request)
+
+
+async def add_admin_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """A signal handler, so that refusals and streams of the administration have them as well."""
+    if is_admin(request.path):
+        for name, value in ADMIN_HEADERS.items():
+            response.headers.setdefault(name, value)
 
 
 def _host_name(url: str) -> str:

@@ -52,10 +52,18 @@ def parse(model: type[M], body: bytes) -> M:
         raise invalid(f"The body is not valid JSON: {error}.", None, "invalid_json") from None
 
 
-def ignored_fields(request: Loose) -> str:
-    """Names of the fields that were sent and mean nothing here, as a header's value."""
+def ignored_fields(request: Loose, *others: str, strict: bool = False) -> str:
+    """Names of the fields that were sent and mean nothing here, as a header's value.
+
+    ``others``: such fields that are listed in a model. ``strict``: raises ApiError for any.
+    """
     extra = request.model_extra or {}
-    names = [name for name, value in extra.items() if value is not None]
+    names = [*(name for name, value in extra.items() if value is not None), *others]
+    if strict and names:
+        name = names[0][:64]
+        raise invalid(
+            f"{name!r} means nothing here, and strict_requests is on.", name, "unknown_field"
+        )
     return ",".join([name for name in names if _PLAIN_NAME.fullmatch(name)][:IGNORED_NAMES_MAX])
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
 
 from omlx.actors.messages import ChoiceEnded, Ended, TextDelta
+from omlx.core.pieces import Piece, Text, Thought, ToolCall, calls_of, text_of, thought_of
 from omlx.core.plan import Sampled
 from omlx.core.sequence import Request
 from omlx.core.usage import RequestRecord
 from omlx.web import sse
-from omlx.web.body import ignored_fields
 from omlx.web.chat_schema import ChatRequest, generation_of, parse_chat
 from omlx.web.edge import EDGE, Edge
 from omlx.web.errors import json_response
-from omlx.web.generation import Item, check_served, prepare
+from omlx.web.generation import Item, check_served, ignored_of, prepare
 from omlx.web.ids import new_id
 from omlx.web.openai_shapes import (
     CompletionFrames,
@@ -26,7 +27,14 @@ from omlx.web.openai_shapes import (
     usage_of,
 )
 from omlx.web.sampling import choices_of
-from omlx.web.streaming import Choice, answer_headers, collect, ignored_header, stream
+from omlx.web.streaming import Choice, answer_headers, collect, stream, stream_headers
+
+REASONING_KEYS = {
+    "reasoning_content": ("reasoning_content",),
+    "reasoning": ("reasoning",),
+    "both": ("reasoning_content", "reasoning"),
+}
+"""What clients call it; both names are in use."""
 
 
 def add_chat_completions(app: web.Application) -> None:
@@ -38,13 +46,14 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     edge = request.app[EDGE]
     chat = parse_chat(await request.read())
     check_served(edge, chat.model)
+    ignored = ignored_of(edge, chat)
     choices = choices_of(chat, edge.loaded.settings.max_concurrent_requests)
     asked = generation_of(chat, edge.vocab_size, choices)
     prepared = await prepare(request, asked, new_id("chatcmpl-"))
     answer = Answer(prepared.request, chat, edge)
-    ignored = ignored_fields(chat)
     if chat.stream:
-        return await stream(request, [prepared], answer, ignored_header(ignored))
+        headers, _ = await stream_headers(edge, [prepared], ignored)
+        return await stream(request, [prepared], answer, headers)
     found, records = await collect(request, [prepared])
     headers = answer_headers(records, ignored)
     return json_response(answer.whole(found, records[0]), headers=headers)
@@ -59,6 +68,9 @@ class Answer(CompletionFrames):
         self._wants_logprobs = bool(chat.logprobs)
         self._created = int(time.time())
         self._model = generation.model
+        self._reasoning_keys = REASONING_KEYS[edge.loaded.settings.reasoning_field]
+        self._calls = [0] * generation.n
+        """Calls of each choice that are told by now."""
         self._usage = bool(chat.stream_options and chat.stream_options.include_usage)
         self._edge = edge
 
@@ -80,20 +92,44 @@ class Answer(CompletionFrames):
     def item(self, item: Item) -> bytes:
         match item:
             case TextDelta():
-                if not item.text and not self._wants_logprobs:
-                    return b""
-                return sse.data(self._chunk({"content": item.text}, item.index, item.sampled))
+                return _data(self._chunks(item))
             case ChoiceEnded() | Ended():
                 return _data(self._last_chunks(item))
+
+    def _chunks(self, item: TextDelta) -> list[dict[str, Any]]:
+        """What is said now; log-probabilities come with the first of it, or with an empty text."""
+        deltas = self._deltas(item)
+        if not deltas and self._wants_logprobs:
+            deltas = [{"content": ""}]
+        sampled = [item.sampled, *[()] * len(deltas)]
+        return [
+            self._chunk(delta, item.index, tokens)
+            for delta, tokens in zip(deltas, sampled, strict=False)
+        ]
+
+    def _deltas(self, item: Item) -> list[dict[str, Any]]:
+        deltas: list[dict[str, Any]] = []
+        for piece in item.pieces:
+            match piece:
+                case Text(text):
+                    deltas.append({"content": text})
+                case Thought(text):
+                    deltas.append(dict.fromkeys(self._reasoning_keys, text))
+                case ToolCall():
+                    number = self._calls[item.index]
+                    self._calls[item.index] += 1
+                    # The name comes once, and then what the call is made with.
+                    begun = {"index": number, **_call(replace(piece, arguments=""))}
+                    rest = {"index": number, "function": {"arguments": piece.arguments}}
+                    deltas += [{"tool_calls": [begun]}, {"tool_calls": [rest]}]
+        return deltas
 
     def _last_chunks(self, ended: ChoiceEnded | Ended) -> list[dict[str, Any]]:
         """What was held back of a choice, and the chunk that says why it ended.
 
         With the end of the last one the usage, if it was asked.
         """
-        chunks: list[dict[str, Any]] = []
-        if ended.text:
-            chunks.append(self._chunk({"content": ended.text}, ended.index))
+        chunks = [self._chunk(delta, ended.index) for delta in self._deltas(ended)]
         last = self._chunk({}, ended.index)
         last["choices"][0]["finish_reason"] = ended.finish_reason
         chunks.append(last)
@@ -114,10 +150,23 @@ class Answer(CompletionFrames):
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         return {
             "index": index,
-            "message": {"role": "assistant", "content": choice.whole_text, "refusal": None},
+            "message": self._message(choice.pieces),
             "logprobs": self._logprobs(choice.sampled),
             "finish_reason": choice.finish_reason,
         }
+
+    def _message(self, pieces: list[Piece]) -> dict[str, Any]:
+        calls, thought, text = calls_of(pieces), thought_of(pieces), text_of(pieces)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text if text or not calls else None,
+            "refusal": None,
+        }
+        if thought:
+            message |= dict.fromkeys(self._reasoning_keys, thought)
+        if calls:
+            message["tool_calls"] = [_call(call) for call in calls]
+        return message
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
@@ -146,6 +195,11 @@ class Answer(CompletionFrames):
         if not self._wants_logprobs:
             return None
         return {"content": logprob_entries(sampled, self._edge.decode_token), "refusal": None}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _data(chunks: Iterable[dict[str, Any]]) -> bytes:

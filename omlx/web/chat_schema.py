@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, Literal
 
 from pydantic import Field
 
 from omlx.core.chat import ChatMessage, Conversation, GenerationRequest, ToolCall
 from omlx.web.body import Count, Loose, parse, unsupported
+from omlx.web.cache_hints import breaks_of, is_break
 from omlx.web.errors import invalid
 from omlx.web.sampling import (
     MAX_TOP_LOGPROBS,
@@ -18,7 +20,8 @@ from omlx.web.sampling import (
     stops_of,
     template_options_of,
 )
-from omlx.web.unsupported import refuse_format, refuse_tools
+from omlx.web.structured import AnswerFormat, grammar_of
+from omlx.web.tools_schema import ToolIn, ToolUse, openai_tool_use, spelled_tools
 
 
 class TextPart(Loose):
@@ -44,6 +47,8 @@ class MessageIn(Loose):
     tool_calls: list[ToolCallIn] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The other name of it."""
 
 
 class ChatRequest(SamplingFields):
@@ -54,13 +59,19 @@ class ChatRequest(SamplingFields):
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolIn] | None = None
+    parallel_tool_calls: bool | None = None
     tool_choice: str | dict[str, Any] | None = None
     functions: list[Any] | None = None
+    function_call: str | dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     modalities: list[str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def answer_format(self) -> AnswerFormat:
+        return AnswerFormat(self.response_format, "response_format", nested=True)
 
     @property
     def tokens_asked(self) -> int | None:
@@ -73,10 +84,10 @@ def parse_chat(body: bytes) -> ChatRequest:
     """Raises ApiError, naming the field."""
     request = parse(ChatRequest, body)
     check_contents(request.messages)
-    refuse_tools(request.tools, request.tool_choice)
-    if request.functions:
+    use_of(request)
+    if request.functions and request.function_call != "none":
         raise unsupported("functions are", "functions")
-    refuse_format(request.response_format, "response_format")
+    grammar_of(request)
     if set(request.modalities or ()) - {"text"}:
         raise unsupported("modalities other than text are", "modalities")
     stops_of(request.stop)
@@ -108,7 +119,8 @@ def messages_of(messages: list[MessageIn]) -> tuple[ChatMessage, ...]:
                 for call in message.tool_calls or ()
             ),
             tool_call_id=message.tool_call_id,
-            reasoning=message.reasoning_content,
+            reasoning=message.reasoning_content or message.reasoning,
+            breaks=breaks_of(message.content) if isinstance(message.content, list) else (),
         )
         for message in messages
     )
@@ -123,7 +135,20 @@ def content_of(content: str | list[TextPart] | None) -> str | tuple[str, ...] | 
 def conversation_of(request: ChatRequest) -> Conversation:
     effort = effort_options(request.reasoning_effort, "reasoning_effort")
     options = template_options_of(request.chat_template_kwargs, **effort)
-    return Conversation(messages_of(request.messages), None, options)
+    after_tools = any(map(is_break, request.tools or ()))
+    return Conversation(
+        messages_of(request.messages), tools_of(request.tools), options, after_tools
+    )
+
+
+def tools_of(tools: list[ToolIn] | None) -> str | None:
+    return spelled_tools([tool.function for tool in tools or ()], "tools[{}].function.name")
+
+
+def use_of(request: ChatRequest) -> ToolUse:
+    """Raises ApiError for a choice of tools that can't be kept."""
+    tools = [tool.function for tool in request.tools or ()]
+    return openai_tool_use(request.tool_choice, tools, request.parallel_tool_calls)
 
 
 def generation_of(request: ChatRequest, vocab_size: int, choices: int = 1) -> GenerationRequest:
@@ -137,4 +162,7 @@ def generation_of(request: ChatRequest, vocab_size: int, choices: int = 1) -> Ge
         stops=stops_of(request.stop),
         n=choices,
         salt=request.cache_salt or "",
+        caching=request.caching,
+        group=request.prompt_cache_key or "",
+        **asdict(use_of(request)),
     )

@@ -15,10 +15,18 @@ from omlx.core.chat import GenerationRequest
 from omlx.core.plan import Sampled
 from omlx.core.usage import RequestRecord
 from omlx.web import sse
-from omlx.web.body import Count, ignored_fields, parse, unsupported
+from omlx.web.body import Count, parse, unsupported
 from omlx.web.edge import EDGE, Edge
 from omlx.web.errors import invalid, json_response
-from omlx.web.generation import Actors, Item, Prepared, actors_of, check_served, prepare
+from omlx.web.generation import (
+    Actors,
+    Item,
+    Prepared,
+    actors_of,
+    check_served,
+    ignored_of,
+    prepare,
+)
 from omlx.web.ids import new_id
 from omlx.web.openai_shapes import CompletionFrames, fingerprint_of, finite, usage_of
 from omlx.web.sampling import (
@@ -30,8 +38,8 @@ from omlx.web.sampling import (
     sampling_of,
     stops_of,
 )
-from omlx.web.streaming import Choice, answer_headers, collect, ignored_header, stream
-from omlx.web.unsupported import refuse_format
+from omlx.web.streaming import Choice, answer_headers, collect, stream, stream_headers
+from omlx.web.structured import AnswerFormat, grammar_of
 
 Prompt = str | tuple[int, ...]
 """Text, or token ids."""
@@ -57,7 +65,10 @@ def _are_tokens(value: object) -> bool:
 
 
 class CompletionRequest(SamplingFields):
-    prompt: Annotated[list[Prompt], PlainValidator(_prompts)]
+    prompt: Annotated[
+        list[Prompt],
+        PlainValidator(_prompts, str | list[str] | list[int] | list[list[int]]),
+    ]
     max_tokens: Count | None = Field(None, ge=0)
     suffix: str | None = None
     echo: bool | None = None
@@ -66,6 +77,10 @@ class CompletionRequest(SamplingFields):
     stop: str | list[str] | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
+
+    @property
+    def answer_format(self) -> AnswerFormat:
+        return AnswerFormat(self.response_format, "response_format", nested=True)
 
 
 def add_completions(app: web.Application) -> None:
@@ -82,7 +97,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
         raise unsupported("best_of other than n is", "best_of")
     if request.echo and request.logprobs is not None:
         raise unsupported("logprobs of an echoed prompt are", "logprobs")
-    refuse_format(request.response_format, "response_format")
+    grammar_of(request)
     stops_of(request.stop)
     if len(request.prompt) * (request.n or 1) > MAX_CHOICES:
         raise invalid(f"At most {MAX_CHOICES} choices can be given at once.", "prompt")
@@ -103,6 +118,8 @@ def generation_of(
         stops=stops_of(request.stop),
         n=choices,
         salt=request.cache_salt or "",
+        caching=request.caching,
+        group=request.prompt_cache_key or "",
     )
 
 
@@ -110,6 +127,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     edge = request.app[EDGE]
     asked = parse_completion(await request.read())
     check_served(edge, asked.model)
+    ignored = ignored_of(edge, asked)
     choices = choices_of(asked, edge.loaded.settings.max_concurrent_requests)
     name = new_id("cmpl-")
     prepared: list[Prepared] = []
@@ -119,9 +137,9 @@ async def completions(request: web.Request) -> web.StreamResponse:
         prepared.append(await prepare(request, wanted, f"{name}-{number}" if number else name))
         echoed.append(await _text_of(actors_of(edge), prompt) if asked.echo else "")
     answer = Answer(name, asked, edge, [text for text in echoed for _ in range(choices)])
-    ignored = ignored_fields(asked)
     if asked.stream:
-        return await stream(request, prepared, answer, ignored_header(ignored))
+        headers, _ = await stream_headers(edge, prepared, ignored)
+        return await stream(request, prepared, answer, headers)
     found, records = await collect(request, prepared)
     headers = answer_headers(records, ignored)
     return json_response(answer.whole(found, records), headers=headers)

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from omlx.actors.scheduler import GenerationFailed, TooManyRequests
+from omlx.actors.scheduler import GenerationFailed, TooLarge, TooManyRequests
 from omlx.actors.tokenizer import PromptRejected
 from omlx.kernel.message import ActorGone, MailboxFull
 from omlx.web.ids import request_id
@@ -138,8 +138,14 @@ def from_exception(error: Exception) -> ApiError:
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
+        case TooLarge():
+            # As a context that is too long: what helps is a shorter conversation.
+            return ApiError(400, f"{error}.", code="context_length_exceeded")
         case PromptRejected():
             return invalid(f"The messages can't be rendered: {error}.", "messages")
+        case GenerationFailed(code="cancelled"):
+            # gRPC's number for it. Clients take a 409 or a 5xx for a wish to be asked again.
+            return ApiError(499, "The request was cancelled on the server.", code="cancelled")
         case GenerationFailed():
             passing = error.code != "engine_error"  # a restart or the end of the server
             return ApiError(

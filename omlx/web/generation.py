@@ -15,6 +15,7 @@ from omlx.actors.messages import (
     ChoiceEnded,
     Ended,
     GenerationStream,
+    Remember,
     Render,
     Rendered,
     Submit,
@@ -25,20 +26,26 @@ from omlx.actors.scheduler import TooManyRequests
 from omlx.actors.stats_messages import RequestRejected
 from omlx.actors.tokenizer import PromptRejected
 from omlx.core.chat import Conversation, GenerationRequest, without_attribution
+from omlx.core.diagnosis import Comparison, Fingerprint, Occasion
+from omlx.core.pieces import Text as Said
+from omlx.core.pieces import ToolCall
 from omlx.core.sequence import Request
 from omlx.kernel.mailbox import Ref
 from omlx.kernel.message import MailboxFull
 from omlx.kernel.stream import Stream
+from omlx.web.body import ignored_fields
+from omlx.web.captures import Text
 from omlx.web.edge import EDGE, Edge
 from omlx.web.errors import ApiError, ContextTooLong, invalid, loading, shutting_down
+from omlx.web.sampling import SamplingFields
+from omlx.web.structured import constrained
+from omlx.web.tool_calls import Item, check_tools, forced, markup_for, with_calls
 
 STREAM_SLACK = 4
 """Items of a choice beyond one for each token: the end, and what was held back."""
 
 CLIENT_NAME_MAX = 120
-
-Item = TextDelta | ChoiceEnded | Ended
-"""What comes of a generation."""
+GROUP_NAME_MAX = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +61,20 @@ class Prepared:
     """A request that can be submitted."""
 
     request: Request
-    only_fills: bool = False
-    """max_tokens was 0: one token is sampled, because something must be, and not shown."""
+    text: Text | None = None
+    """Where its answer is kept for a person to look at; None, as nearly always: nowhere."""
     raw: bool = False
     """Its prompt is no conversation: the text goes on where the prompt ends."""
     capped: bool = False
     """The context leaves less room than was asked."""
+    tools: str | None = None
+    """JSON list of those the model may call."""
+    strict: tuple[str, ...] = ()
+    """Of these, the names of those whose calls keep to their schemas."""
+    fingerprint: Fingerprint | None = None
+    """Of its prompt, for later ones to be compared with."""
+    comparison: Comparison | None = None
+    """With an earlier prompt, if one is known."""
 
 
 def actors_of(edge: Edge) -> Actors:
@@ -112,6 +127,15 @@ def check_served(edge: Edge, model: str | None) -> None:
     served_model(edge, model)
 
 
+def ignored_of(edge: Edge, request: SamplingFields, *others: str) -> str:
+    """Fields of a request that mean nothing here, as a header's value.
+
+    ``others``: more of them. Raises ApiError if there are any and settings want to know.
+    """
+    strict = edge.loaded.settings.strict_requests
+    return ignored_fields(request, *others, *request.lifetimes, strict=strict)
+
+
 def shown_conversation(edge: Edge, conversation: Conversation) -> Conversation:
     """What of a conversation reaches the prompt."""
     if edge.loaded.settings.strip_attribution:
@@ -119,8 +143,13 @@ def shown_conversation(edge: Edge, conversation: Conversation) -> Conversation:
     return conversation
 
 
-async def render(edge: Edge, actors: Actors, asked: GenerationRequest) -> tuple[Rendered, bool]:
-    """The prompt's tokens, and whether an attribution was left out. Raises ApiError."""
+async def render(
+    edge: Edge, actors: Actors, asked: GenerationRequest, occasion: Occasion | None = None
+) -> tuple[Rendered, bool]:
+    """The prompt's tokens, and whether an attribution was left out. Raises ApiError.
+
+    ``occasion``: what to compare it with; None: nothing.
+    """
     match asked.prompt:
         case str():
             tokens = await actors.tokenizer.ask(
@@ -129,9 +158,10 @@ async def render(edge: Edge, actors: Actors, asked: GenerationRequest) -> tuple[
             return Rendered(asked.prompt, tokens), False
         case tuple():
             return Rendered("", asked.prompt), False
+    check_tools(edge, asked)
     conversation = shown_conversation(edge, asked.prompt)
     try:
-        rendered = await actors.tokenizer.ask(Render(conversation))
+        rendered = await actors.tokenizer.ask(Render(conversation, occasion))
     except PromptRejected as refused:
         _not_rendered(refused, asked.field)
     return rendered, conversation is not asked.prompt
@@ -147,7 +177,9 @@ async def prepare(request: web.Request, asked: GenerationRequest, name: str) -> 
     ``name``: the request's id.
     """
     edge = request.app[EDGE]
-    rendered, stripped = await render(edge, actors_of(edge), asked)
+    caching = asked.caching and edge.loaded.settings.cache_enabled
+    occasion = Occasion(asked.salt, asked.group, asked.compare_with) if caching else None
+    rendered, stripped = await render(edge, actors_of(edge), asked, occasion)
     if not rendered.tokens:
         raise invalid(f"The {asked.field} gives an empty prompt.", asked.field)
     context = edge.max_context
@@ -162,7 +194,7 @@ async def prepare(request: web.Request, asked: GenerationRequest, name: str) -> 
             request_id=name,
             prompt=rendered.tokens,
             max_tokens=min(max(1, wanted), room),
-            sampling=asked.sampling,
+            sampling=await constrained(edge, forced(edge, asked), rendered.prompt),
             stops=asked.stops,
             salt=asked.salt,
             num_system=rendered.num_system,
@@ -171,8 +203,18 @@ async def prepare(request: web.Request, asked: GenerationRequest, name: str) -> 
             client=request.headers.get("User-Agent", "")[:CLIENT_NAME_MAX],
             route=request.path,
             attribution_stripped=stripped,
+            only_fills=asked.max_tokens == 0,
+            markup=markup_for(edge, asked, rendered.prompt),
+            hints=rendered.hints,
+            caching=asked.caching,
+            conversation=asked.group[:GROUP_NAME_MAX],
+            change=rendered.comparison.change if rendered.comparison else None,
         ),
-        only_fills=asked.max_tokens == 0,
+        fingerprint=rendered.fingerprint,
+        comparison=rendered.comparison,
+        tools=asked.tools_to_call,
+        strict=asked.strict,
+        text=edge.captures.begin(name, rendered.prompt),
         raw=not isinstance(asked.prompt, Conversation),
         capped=wanted > room,
     )
@@ -190,12 +232,16 @@ async def running(
         # Left before the answer, as when the client goes, the stream says so to the scheduler.
         async with stream:
             accepted = await actors.scheduler.ask(Submit(request, stream))
-            if prepared.only_fills:
-                yield _ends_of(stream)
+            if prepared.fingerprint is not None:
+                actors.tokenizer.offer(Remember(request.request_id, prepared.fingerprint))
+            items: AsyncIterator[Item] = stream
+            if request.only_fills:
+                items = _ends_of(stream)
             elif prepared.raw:
-                yield _with_first_space(stream, edge.decode_token)
+                items = _with_first_space(stream, edge.decode_token)
             else:
-                yield stream
+                items = with_calls(stream, edge, request, prepared.tools, prepared.strict)
+            yield items if prepared.text is None else _kept(items, prepared.text)
     except (TooManyRequests, MailboxFull):
         edge.stats.offer(RequestRejected())
         raise
@@ -204,15 +250,22 @@ async def running(
             actors.scheduler.offer(Cancel(accepted.uid))
 
 
+async def _kept(items: AsyncIterator[Item], text: Text) -> AsyncIterator[Item]:
+    async for item in items:
+        for piece in item.pieces:
+            more = f"{piece.name}({piece.arguments})" if isinstance(piece, ToolCall) else piece.text
+            text.add(item.index, more)
+        yield item
+
+
 async def _ends_of(stream: GenerationStream) -> AsyncIterator[Item]:
     """The stream of a request that only fills the cache: nothing was said, nothing is counted."""
     async for item in stream:
         match item:
             case ChoiceEnded():
-                yield replace(item, text="", finish_reason="length")
+                yield replace(item, pieces=(), finish_reason="length")
             case Ended():
-                record = replace(item.record, generated_tokens=0, stop=None)
-                yield replace(item, text="", finish_reason="length", record=record)
+                yield replace(item, pieces=(), finish_reason="length")
 
 
 async def _with_first_space(
@@ -232,7 +285,7 @@ async def _with_first_space(
             if item.text:
                 shown.add(item.index)
                 if _leading_spaces(text) - _leading_spaces(item.text) == 1:
-                    item = replace(item, text=" " + item.text)
+                    item = replace(item, pieces=(Said(" "), *item.pieces))
         yield item
 
 

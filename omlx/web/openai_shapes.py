@@ -46,7 +46,9 @@ def usage_of(records: Sequence[RequestRecord], edge: Edge) -> dict[str, Any]:
             "cached_tokens": sum(split.read for split in splits),
             "cache_write_tokens": sum(split.written for split in splits),
         },
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(record.reasoning_tokens for record in records)
+        },
     }
 
 

@@ -34,18 +34,24 @@ def split_prompt(edge: Edge, record: RequestRecord) -> PromptSplit:
     return _split(edge, record.prompt_tokens, record.cached_tokens, caching=caching)
 
 
-async def expected_split(edge: Edge, request: Request) -> PromptSplit:
-    """What a look-up finds now; what it finds when the request's turn comes is in its record."""
-    cached = 0
-    if edge.cache is not None:
-        try:
-            async with asyncio.timeout(PROBE_S):
-                probed = await edge.cache.ask(ProbeCache(pack_tokens(request.prompt), request.salt))
-            cached = probed.cached_ram + probed.cached_ssd
-        except (ActorGone, MailboxFull, TimeoutError):
-            pass  # the cache is busy or restarting; nobody waits for a number
-    caching = edge.loaded.settings.cache_enabled
-    return _split(edge, len(request.prompt), cached, caching=caching)
+async def expected_cached(edge: Edge, *requests: Request) -> int | None:
+    """Tokens that look-ups find now, in all; what they find when their turn comes is in the
+    records. None: the cache is busy or restarting, and nobody waits for a number."""
+    asked = [ProbeCache(pack_tokens(one.prompt), one.salt) for one in requests if one.caching]
+    if edge.cache is None or not asked:
+        return 0
+    try:
+        async with asyncio.timeout(PROBE_S):
+            found = [await edge.cache.ask(probe) for probe in asked]
+    except (ActorGone, MailboxFull, TimeoutError):
+        return None
+    return sum(probed.cached_ram + probed.cached_ssd for probed in found)
+
+
+def expected_split(edge: Edge, request: Request, cached: int | None) -> PromptSplit:
+    """Of a prompt of which ``cached`` tokens are found, or nobody knows how many."""
+    caching = edge.loaded.settings.cache_enabled and request.caching
+    return _split(edge, len(request.prompt), cached or 0, caching=caching)
 
 
 def _split(edge: Edge, prompt: int, cached: int, *, caching: bool) -> PromptSplit:

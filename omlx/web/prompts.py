@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from aiohttp import web
 from pydantic import Field
 
 from omlx.actors.messages import Detokenize, Tokenize
 from omlx.core.chat import Conversation, GenerationRequest
 from omlx.web.body import Count, Loose, parse
-from omlx.web.chat_schema import MessageIn, check_contents, messages_of
+from omlx.web.chat_schema import MessageIn, check_contents, messages_of, tools_of
 from omlx.web.completions import check_tokens
 from omlx.web.edge import EDGE, Edge
 from omlx.web.errors import invalid, json_response
 from omlx.web.generation import Actors, helpers_of, render, served_model
 from omlx.web.sampling import effort_options, template_options_of
+from omlx.web.tools_schema import ToolIn
 
 
 class TokenizeRequest(Loose):
@@ -36,7 +36,7 @@ class DetokenizeRequest(Loose):
 class TemplateRequest(Loose):
     model: str | None = None
     messages: list[MessageIn] = Field(min_length=1)
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolIn] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -89,8 +89,4 @@ def _served(request: web.Request, model: str | None) -> tuple[Edge, Actors]:
 def _conversation_of(asked: TemplateRequest) -> Conversation:
     effort = effort_options(asked.reasoning_effort, "reasoning_effort")
     options = template_options_of(asked.chat_template_kwargs, **effort)
-    try:
-        tools = orjson.dumps(asked.tools).decode() if asked.tools else None
-    except orjson.JSONEncodeError:
-        raise invalid("tools are nested too deeply.", "tools") from None
-    return Conversation(messages_of(asked.messages), tools, options)
+    return Conversation(messages_of(asked.messages), tools_of(asked.tools), options)

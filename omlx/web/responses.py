@@ -8,18 +8,24 @@ from typing import Any
 from aiohttp import web
 
 from omlx.actors.messages import Ended, TextDelta
-from omlx.core.plan import Sampled
 from omlx.core.usage import RequestRecord
 from omlx.web import sse
-from omlx.web.body import ignored_fields
+from omlx.web.cache_diagnosis import openai_diagnostics
 from omlx.web.edge import EDGE, Edge
 from omlx.web.errors import ApiError, json_response
-from omlx.web.generation import Item, Prepared, check_served, prepare
+from omlx.web.generation import Item, Prepared, check_served, ignored_of, prepare
 from omlx.web.ids import new_id
 from omlx.web.openai_shapes import logprob_entries
 from omlx.web.prompt_usage import split_prompt
-from omlx.web.responses_schema import ResponsesRequest, generation_of, parse_responses
-from omlx.web.streaming import answer_headers, collect, ignored_header, stream
+from omlx.web.responses_output import Event, Output
+from omlx.web.responses_schema import (
+    ResponsesRequest,
+    ToolIn,
+    generation_of,
+    parse_responses,
+)
+from omlx.web.streaming import answer_headers, collect, stream, stream_headers
+from omlx.web.tools_schema import NO_PARAMETERS
 
 Json = dict[str, Any]
 
@@ -33,48 +39,41 @@ async def responses(request: web.Request) -> web.StreamResponse:
     edge = request.app[EDGE]
     asked = parse_responses(await request.read())
     check_served(edge, asked.model)
+    ignored = ignored_of(edge, asked)
     wanted = generation_of(asked, edge.vocab_size)
     prepared = await prepare(request, wanted, new_id("resp_"))
     answer = Answer(prepared, asked, edge)
-    ignored = ignored_fields(asked)
     if asked.stream:
-        return await stream(request, [prepared], answer, ignored_header(ignored))
+        headers, _ = await stream_headers(edge, [prepared], ignored)
+        return await stream(request, [prepared], answer, headers)
     (choice,), (record,) = await collect(request, [prepared])
     headers = answer_headers([record], ignored)
-    answer.say(choice.whole_text, choice.sampled)
-    return json_response(answer.ended(choice.finish_reason, record), headers=headers)
+    for item in choice.items:
+        answer.take(item)
+    return json_response(answer.ended(choice.finish_reason, record)[1], headers=headers)
 
 
 class Answer:
     """One response: what it is at any moment, and the numbered events that lead there."""
 
     def __init__(self, prepared: Prepared, asked: ResponsesRequest, edge: Edge) -> None:
+        self._prepared = prepared
         self._id = prepared.request.request_id
-        self._item_id = new_id("msg_")
         self._model = prepared.request.model
         self._asked = asked
         self._edge = edge
         self._created_at = int(time.time())
         self._number = 0
-        self._text: list[str] = []
-        self._logprobs: list[Json] = []
+        self._output = Output()
 
-    def say(self, text: str, sampled: list[Sampled] | tuple[Sampled, ...]) -> list[Json]:
-        """Add to the text; returns the log-probabilities that come with it."""
-        self._text += [text] if text else []
-        entries: list[Json] = []
-        if self._asked.wants_logprobs:
-            entries = logprob_entries(sampled, self._edge.decode_token)
-        self._logprobs += entries
-        return entries
-
-    def ended(self, finish_reason: str | None, record: RequestRecord) -> Json:
-        """The whole response once nothing will be added."""
+    def ended(self, finish_reason: str | None, record: RequestRecord) -> tuple[bytes, Json]:
+        """The last events of the output, and the whole response."""
         cut = finish_reason == "length" and not self._asked.prewarm
+        status = "incomplete" if cut else "completed"
         split = split_prompt(self._edge, record)
-        return {
-            **self._response("incomplete" if cut else "completed"),
-            "output": self._output("incomplete" if cut else "completed"),
+        return self._events(self._output.close(status)), {
+            **self._response(status),
+            "output": self._output.items,
             "completed_at": None if cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "usage": {
@@ -84,9 +83,12 @@ class Answer:
                     "cache_write_tokens": split.written,
                 },
                 "output_tokens": record.generated_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": record.reasoning_tokens},
                 "total_tokens": record.prompt_tokens + record.generated_tokens,
             },
+            "prompt_cache_diagnostics": openai_diagnostics(
+                self._prepared, self._asked.comparison_response_id, record.cached_tokens
+            ),
             "omlx": record.omlx(),
         }
 
@@ -101,13 +103,11 @@ class Answer:
         return self._event("response.in_progress", response=self._response("in_progress"))
 
     def item(self, item: Item) -> bytes:
-        frames = self._delta(item.text, item.sampled if isinstance(item, TextDelta) else ())
+        frames = self.take(item)
         if not isinstance(item, Ended):
             return frames
-        response = self.ended(item.finish_reason, item.record)
-        if self._has_text:
-            frames += self._text_done(response["output"][0])
-        return frames + self._event(f"response.{response['status']}", response=response)
+        last, response = self.ended(item.finish_reason, item.record)
+        return frames + last + self._event(f"response.{response['status']}", response=response)
 
     def failed(self, error: ApiError) -> bytes:
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
@@ -118,58 +118,22 @@ class Answer:
     def end(self) -> bytes:
         return b""
 
-    def _delta(self, text: str, sampled: tuple[Sampled, ...]) -> bytes:
-        began = self._has_text
-        logprobs = self.say(text, sampled)
-        if not self._has_text or not (text or logprobs):
-            return b""
-        frames = b""
-        if not began:
-            item = self._item("in_progress", [])
-            frames = self._event("response.output_item.added", output_index=0, item=item)
-            part = _text_part("", [])
-            frames += self._event("response.content_part.added", **self._place, part=part)
-            logprobs = self._logprobs  # with those of tokens that gave no text yet
-        return frames + self._event(
-            "response.output_text.delta", **self._place, delta=text, logprobs=logprobs
-        )
+    def take(self, item: Item) -> bytes:
+        """Let the output grow by what came."""
+        sampled = item.sampled if isinstance(item, TextDelta) else ()
+        entries: list[Json] = []
+        if self._asked.wants_logprobs:
+            entries = logprob_entries(sampled, self._edge.decode_token)
+        return self._events(self._output.take(item.pieces, entries))
 
-    def _text_done(self, item: Json) -> bytes:
-        part = item["content"][0]
-        done = {"text": part["text"], "logprobs": part["logprobs"]}
-        return (
-            self._event("response.output_text.done", **self._place, **done)
-            + self._event("response.content_part.done", **self._place, part=part)
-            + self._event("response.output_item.done", output_index=0, item=item)
-        )
-
-    @property
-    def _place(self) -> Json:
-        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+    def _events(self, events: list[Event]) -> bytes:
+        return b"".join(self._event(kind, **fields) for kind, fields in events)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._number = self._number, self._number + 1
         return sse.event(kind, {"type": kind, "sequence_number": number, **fields})
 
     # ── pieces ───────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def _has_text(self) -> bool:
-        return bool(self._text)
-
-    def _output(self, status: str) -> list[Json]:
-        if not self._has_text:
-            return []
-        return [self._item(status, [_text_part("".join(self._text), self._logprobs)])]
-
-    def _item(self, status: str, content: list[Json]) -> Json:
-        return {
-            "id": self._item_id,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
 
     def _response(self, status: str) -> Json:
         """With what the client asked, said back."""
@@ -192,15 +156,19 @@ class Answer:
             "output": [],
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "previous_response_id": None,
+            "prompt_cache_diagnostics": None,
             "prompt_cache_key": asked.prompt_cache_key,
             "reasoning": {"effort": reasoning.effort if reasoning else None, "summary": None},
             "safety_identifier": asked.safety_identifier,
             "service_tier": "default",
             "store": False,
             "temperature": 1.0 if asked.temperature is None else asked.temperature,
-            "text": {"format": {"type": "text"}, "verbosity": text.verbosity if text else None},
-            "tool_choice": "none" if asked.tools else "auto",
-            "tools": [],
+            "text": {
+                "format": (text and text.format) or {"type": "text"},
+                "verbosity": text.verbosity if text else None,
+            },
+            "tool_choice": asked.tool_choice or "auto",
+            "tools": [_tool(tool) for tool in asked.tools or ()],
             "top_logprobs": asked.top_logprobs or 0,
             "top_p": 1.0 if asked.top_p is None else asked.top_p,
             "truncation": "disabled",
@@ -209,5 +177,12 @@ class Answer:
         }
 
 
-def _text_part(text: str, logprobs: list[Json]) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+def _tool(tool: ToolIn) -> Json:
+    """As it was offered."""
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters or NO_PARAMETERS,
+        "strict": bool(tool.strict),
+    }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from omlx.core.chat import ChatMessage, Conversation, GenerationRequest, ToolCall
 from omlx.web.body import Count, Loose, parse, unsupported
+from omlx.web.cache_hints import breaks_of, is_break
 from omlx.web.errors import invalid
 from omlx.web.sampling import (
     MAX_TOP_LOGPROBS,
@@ -18,7 +19,8 @@ from omlx.web.sampling import (
     sampling_of,
     template_options_of,
 )
-from omlx.web.unsupported import refuse_format, refuse_tools
+from omlx.web.structured import AnswerFormat, grammar_of
+from omlx.web.tools_schema import Function, ToolUse, openai_tool_use, spelled_tools
 
 LOGPROBS = "message.output_text.logprobs"
 """Of ``include``, what adds something to an answer of ours."""
@@ -44,17 +46,20 @@ Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 
 
 class MessageItem(Loose):
+    type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Part]
 
 
 class CallItem(Loose):
+    type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
 
 
 class CallOutputItem(Loose):
+    type: Literal["function_call_output"]
     call_id: str
     output: str | list[Part]
 
@@ -66,6 +71,7 @@ class ReasoningText(Loose):
 class ReasoningItem(Loose):
     """Its summary is none of the model's words, and what is encrypted nobody here can read."""
 
+    type: Literal["reasoning"]
     content: list[ReasoningText] | None = None
 
 
@@ -83,6 +89,12 @@ Item = Annotated[
 ]
 
 
+class ToolIn(Function):
+    """Tools of other types run on OpenAI's machines, or have no arguments that are JSON."""
+
+    type: Literal["function"]
+
+
 class Reasoning(Loose):
     effort: str | None = None
     summary: str | None = None
@@ -93,21 +105,17 @@ class TextOptions(Loose):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class PromptCacheOptions(Loose):
-    prewarm: bool | None = None
-
-
 class ResponsesRequest(SamplingFields):
-    input: str | list[Item]
+    input: str | list[Item] | None = None
+    """Absent: an empty text. Instructions alone are enough to be computed ahead of time."""
     instructions: str | None = None
     max_output_tokens: Count | None = Field(None, ge=0)
     top_logprobs: Count | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     include: list[str] | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolIn] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    prompt_cache_options: PromptCacheOptions | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
     prompt: dict[str, Any] | None = None
@@ -116,14 +124,22 @@ class ResponsesRequest(SamplingFields):
     # Said back in the answer, as clients expect it, and nothing else.
     metadata: dict[str, str] | None = None
     parallel_tool_calls: bool | None = None
-    prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     user: str | None = None
+
+    @property
+    def answer_format(self) -> AnswerFormat:
+        return AnswerFormat(self.text.format if self.text else None, "text.format")
 
     @property
     def prewarm(self) -> bool:
         """Fill the cache, answer nothing."""
         return bool(self.prompt_cache_options and self.prompt_cache_options.prewarm)
+
+    @property
+    def comparison_response_id(self) -> str | None:
+        options = self.prompt_cache_options
+        return options.comparison_response_id if options else None
 
     @property
     def wants_logprobs(self) -> bool:
@@ -145,8 +161,8 @@ def parse_responses(body: bytes) -> ResponsesRequest:
         raise unsupported("prompt templates are", "prompt")
     if request.background:
         raise unsupported("background is", "background")
-    refuse_tools(request.tools, request.tool_choice)
-    refuse_format(request.text.format if request.text else None, "text.format")
+    use_of(request)
+    grammar_of(request)
     choices_of(request, 1)
     if request.input == []:
         raise invalid("input must not be empty.", "input")
@@ -158,8 +174,8 @@ def conversation_of(request: ResponsesRequest) -> Conversation:
     turns = _Turns()
     if request.instructions:
         turns.add(ChatMessage("system", request.instructions))
-    if isinstance(request.input, str):
-        turns.add(ChatMessage("user", request.input))
+    if request.input is None or isinstance(request.input, str):
+        turns.add(ChatMessage("user", request.input or ""))
     else:
         for item in request.input:
             turns.add_item(item)
@@ -167,7 +183,14 @@ def conversation_of(request: ResponsesRequest) -> Conversation:
     effort = request.reasoning.effort if request.reasoning else None
     options = effort_options(effort, "reasoning.effort")
     template_options = template_options_of(request.chat_template_kwargs, **options)
-    return Conversation(tuple(turns.closed), None, template_options)
+    tools = spelled_tools(request.tools or (), "tools[{}].name")
+    after_tools = any(map(is_break, request.tools or ()))
+    return Conversation(tuple(turns.closed), tools, template_options, after_tools)
+
+
+def use_of(request: ResponsesRequest) -> ToolUse:
+    """Raises ApiError for a choice of tools that can't be kept."""
+    return openai_tool_use(request.tool_choice, request.tools or (), request.parallel_tool_calls)
 
 
 def generation_of(request: ResponsesRequest, vocab_size: int) -> GenerationRequest:
@@ -178,6 +201,10 @@ def generation_of(request: ResponsesRequest, vocab_size: int) -> GenerationReque
         sampling=sampling_of(request, vocab_size, top_logprobs),
         max_tokens=0 if request.prewarm else request.max_output_tokens,
         salt=request.cache_salt or "",
+        caching=request.caching,
+        group=request.prompt_cache_key or "",
+        compare_with=request.comparison_response_id,
+        **asdict(use_of(request)),
     )
 
 
@@ -188,6 +215,7 @@ class _Turns:
     closed: list[ChatMessage] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     texts: tuple[str, ...] | None = None
+    breaks: tuple[int, ...] = ()
     calls: list[ToolCall] = field(default_factory=list)
 
     def add_item(self, item: Item) -> None:
@@ -195,9 +223,10 @@ class _Turns:
             case MessageItem(role="assistant"):
                 if self.texts is not None or self.calls:
                     self.close()
-                self.texts = _texts_of(item.content)
+                self.texts, self.breaks = _texts_of(item.content), _breaks_of(item.content)
             case MessageItem():
-                self.add(ChatMessage(item.role, _texts_of(item.content)))
+                breaks = _breaks_of(item.content)
+                self.add(ChatMessage(item.role, _texts_of(item.content), breaks=breaks))
             case CallItem():
                 self.calls.append(ToolCall(item.call_id, item.name, item.arguments))
             case CallOutputItem():
@@ -217,10 +246,18 @@ class _Turns:
         if self.texts is not None or self.calls or self.thoughts:
             reasoning = "".join(self.thoughts) or None
             turn = ChatMessage(
-                "assistant", self.texts, tool_calls=tuple(self.calls), reasoning=reasoning
+                "assistant",
+                self.texts,
+                tool_calls=tuple(self.calls),
+                reasoning=reasoning,
+                breaks=self.breaks,
             )
             self.closed.append(turn)
-        self.thoughts, self.texts, self.calls = [], None, []
+        self.thoughts, self.texts, self.breaks, self.calls = [], None, (), []
+
+
+def _breaks_of(content: str | list[Part]) -> tuple[int, ...]:
+    return () if isinstance(content, str) else breaks_of(content)
 
 
 def _texts_of(content: str | list[Part]) -> tuple[str, ...]:

@@ -9,7 +9,9 @@ from pydantic import Field
 
 from omlx.core.plan import Sampling
 from omlx.web.body import Count, Loose
+from omlx.web.cache_hints import CacheFields
 from omlx.web.errors import invalid
+from omlx.web.structured import GuidedFields, grammar_of
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
@@ -35,7 +37,7 @@ RENDERING = frozenset(
 the template itself."""
 
 
-class SamplingFields(Loose):
+class SamplingFields(GuidedFields, CacheFields):
     model: str | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -58,7 +60,10 @@ class StreamOptions(Loose):
 def sampling_of(
     request: SamplingFields, vocab_size: int, top_logprobs: int | None = None
 ) -> Sampling:
-    """Absent fields have OpenAI's defaults. Raises ApiError for a bias on what is no token."""
+    """Absent fields have OpenAI's defaults.
+
+    Raises ApiError for a bias on what is no token, and as ``grammar_of`` does.
+    """
 
     def either(value: float | None, default: float) -> float:
         return default if value is None else float(value)
@@ -74,6 +79,7 @@ def sampling_of(
         logit_bias=logit_bias_of(request, vocab_size),
         seed=request.seed,
         top_logprobs=top_logprobs,
+        grammar=grammar_of(request),
     )
 
 

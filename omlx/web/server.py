@@ -13,7 +13,14 @@ from omlx.actors.stats_messages import Snapshot
 from omlx.kernel.message import ActorGone, MailboxFull
 from omlx.web.admin import add_admin
 from omlx.web.admin_cache import add_admin_cache
-from omlx.web.auth import host_middleware, key_middleware, origin_middleware
+from omlx.web.admin_requests import add_admin_requests
+from omlx.web.admin_settings import add_settings
+from omlx.web.auth import (
+    add_admin_headers,
+    host_middleware,
+    key_middleware,
+    origin_middleware,
+)
 from omlx.web.chat_completions import add_chat_completions
 from omlx.web.completions import add_completions
 from omlx.web.cors import add_cors_headers, cors_middleware
@@ -22,7 +29,10 @@ from omlx.web.errors import error_middleware, json_response
 from omlx.web.ids import add_id_headers
 from omlx.web.login import add_login
 from omlx.web.messages import add_messages
+from omlx.web.metrics import add_metrics
 from omlx.web.model_list import add_models
+from omlx.web.openapi import add_openapi
+from omlx.web.playground import add_playground
 from omlx.web.prompts import add_prompts
 from omlx.web.responses import add_responses
 
@@ -49,14 +59,20 @@ def make_app(edge: Edge) -> web.Application:
     app.router.add_get("/health", health)
     app.on_response_prepare.append(add_id_headers)
     app.on_response_prepare.append(add_cors_headers)
+    app.on_response_prepare.append(add_admin_headers)
     add_models(app)
     add_chat_completions(app)
     add_completions(app)
     add_messages(app)
     add_responses(app)
     add_prompts(app)
+    add_openapi(app)
     add_admin(app)
     add_admin_cache(app)
+    add_admin_requests(app)
+    add_metrics(app)
+    add_playground(app)
+    add_settings(app)
     add_login(app)
     return app
 

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from omlx.actors.messages import Ended, TextDelta
 from omlx.actors.stats_messages import Snapshot
+from omlx.core.pieces import Piece, joined, text_of
 from omlx.core.plan import Sampled
 from omlx.core.usage import RequestRecord
 from omlx.kernel.message import ActorGone, MailboxFull
@@ -21,6 +22,7 @@ from omlx.web.edge import EDGE, Edge
 from omlx.web.errors import ApiError, from_exception
 from omlx.web.generation import Item, Prepared, actors_of, running
 from omlx.web.ids import set_request_id
+from omlx.web.prompt_usage import expected_cached
 
 STALLED_S = 120.0
 """A stream whose engine makes no step for so long ends: a heartbeat must not hide that."""
@@ -42,15 +44,27 @@ class Frames(Protocol):
 
 @dataclass
 class Choice:
-    """What has come of one choice."""
+    """What has come of one choice, in order."""
 
-    text: list[str] = field(default_factory=list)
-    sampled: list[Sampled] = field(default_factory=list)
-    finish_reason: str | None = None
+    items: list[Item] = field(default_factory=list)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return joined(piece for item in self.items for piece in item.pieces)
+
+    @property
+    def sampled(self) -> list[Sampled]:
+        deltas = [item for item in self.items if isinstance(item, TextDelta)]
+        return [one for delta in deltas for one in delta.sampled]
+
+    @property
+    def finish_reason(self) -> str | None:
+        last = self.items[-1]
+        return None if isinstance(last, TextDelta) else last.finish_reason
 
     @property
     def whole_text(self) -> str:
-        return "".join(self.text)
+        return text_of(self.pieces)
 
 
 async def collect(
@@ -61,12 +75,7 @@ async def collect(
     records: list[RequestRecord] = []
     async with AsyncExitStack() as stack:
         async for item in await _started(request, prompts, stack):
-            choice = choices[item.index]
-            choice.text.append(item.text)
-            if isinstance(item, TextDelta):
-                choice.sampled += item.sampled
-            else:
-                choice.finish_reason = item.finish_reason
+            choices[item.index].items.append(item)
             if isinstance(item, Ended):
                 records.append(item.record)
     assert len(records) == len(prompts), "a stream ends with its record or with an error"
@@ -151,9 +160,20 @@ async def _check_progress(edge: Edge) -> None:
 
 def answer_headers(records: Sequence[RequestRecord], ignored: str) -> dict[str, str]:
     """Of a whole answer."""
-    cached = sum(record.cached_tokens for record in records)
-    return {"x-omlx-cached": str(cached), **ignored_header(ignored)}
+    return _headers(sum(record.cached_tokens for record in records), ignored)
 
 
-def ignored_header(ignored: str) -> dict[str, str]:
-    return {"x-omlx-ignored": ignored} if ignored else {}
+async def stream_headers(
+    edge: Edge, prompts: Sequence[Prepared], ignored: str
+) -> tuple[dict[str, str], int | None]:
+    """Of a stream, and the number in them: what the cache has now. Left out when it is busy.
+
+    The headers go out before the request has its turn, and its end tells what was the case then.
+    """
+    cached = await expected_cached(edge, *(prepared.request for prepared in prompts))
+    return _headers(cached, ignored), cached
+
+
+def _headers(cached: int | None, ignored: str) -> dict[str, str]:
+    found = {} if cached is None else {"x-omlx-cached": str(cached)}
+    return {**found, "x-omlx-ignored": ignored} if ignored else found

@@ -2,17 +2,21 @@
 /* global uPlot */
 
 import { byId, element, setText } from "./dom.js";
-import { clock, clockShort, count, short } from "./format.js";
+import { clock, clockShort, count, day, dayClock, short } from "./format.js";
+import { t } from "./i18n.js";
 
 const WINDOWS = {
-  "1s": { width: 1, length: 300, text: "each bar is one second" },
-  "10s": { width: 10, length: 360, text: "each bar is ten seconds" },
-  "1m": { width: 60, length: 1440, text: "each bar is one minute" },
+  "1s": { width: 1, length: 300 },
+  "10s": { width: 10, length: 360 },
+  "1m": { width: 60, length: 1440 },
+  "1h": { width: 3600, length: 720 },
 };
+const DAY = 86_400;
 
-/** Buckets by time; [time, computed, cached, generated, requests]. */
+/** Buckets by time; [time, computed, cached, generated, requests, ..]. */
 export class Chart {
   #rows = new Map();
+  #marks = []; // [time, what happened]
   #res = "1s";
   #plot = null;
   #place = byId("chart");
@@ -28,11 +32,12 @@ export class Chart {
   }
 
   /** Show another resolution, with all its buckets. */
-  load(res, rows) {
+  load(res, rows, marks) {
     const isNew = res !== this.#res || !this.#plot;
     this.#res = res;
+    this.#marks = marks;
     this.#rows = new Map(rows.map((row) => [row[0], row]));
-    setText(byId("bucket"), WINDOWS[res].text);
+    setText(byId("bucket"), t(`overview.bucket.${res}`));
     if (isNew) this.#rebuild();
     else this.#draw();
   }
@@ -83,7 +88,6 @@ export class Chart {
     const bars = uPlot.paths.bars({ size: [0.86, 26], align: 1 });
     const series = (fill) => ({ fill, width: 0, paths: bars, points: { show: false } });
     const axis = { stroke: soft, font, ticks: { show: false } };
-    const onMinute = (time) => time % 60 === 0;
     this.#plot = new uPlot(
       {
         ...this.#size(),
@@ -100,17 +104,21 @@ export class Chart {
             size: 28,
             grid: { show: false },
             space: 52,
-            values: (_plot, times) => times.map(times.every(onMinute) ? clockShort : clock),
+            values: (_plot, times) => times.map(this.#labels(times)),
           },
           {
             ...axis,
             size: 50,
+            space: 44,
             grid: { stroke: line, width: 1 },
             values: (_plot, numbers) => numbers.map((number) => short(number)),
           },
         ],
         series: [{}, series(colour("key-computed")), series(colour("key-cached"))],
-        hooks: { setCursor: [(plot) => this.#read(plot.cursor.idx)] },
+        hooks: {
+          setCursor: [(plot) => this.#read(plot.cursor.idx)],
+          draw: [(plot) => this.#drawMarks(plot, soft)],
+        },
       },
       this.#data(),
       this.#place,
@@ -118,12 +126,44 @@ export class Chart {
     this.#draw();
   }
 
+  #labels(times) {
+    if (WINDOWS[this.#res].width * WINDOWS[this.#res].length > DAY) return day;
+    return times.every((time) => time % 60 === 0) ? clockShort : clock;
+  }
+
+  /** A dashed line where something happened that explains a change. */
+  #drawMarks(plot, colour) {
+    const { left, top, width, height } = plot.bbox;
+    plot.ctx.save();
+    plot.ctx.strokeStyle = colour;
+    plot.ctx.lineWidth = devicePixelRatio;
+    plot.ctx.setLineDash([3 * devicePixelRatio, 4 * devicePixelRatio]);
+    for (const [time] of this.#marks) {
+      const x = Math.round(plot.valToPos(time, "x", true));
+      if (x < left || x > left + width) continue;
+      plot.ctx.beginPath();
+      plot.ctx.moveTo(x, top);
+      plot.ctx.lineTo(x, top + height);
+      plot.ctx.stroke();
+    }
+    plot.ctx.restore();
+  }
+
+  /** When a bucket began. */
+  #when(time) {
+    return WINDOWS[this.#res].width >= 60 ? dayClock(time) : clock(time);
+  }
+
   #read(index) {
     const row = index === null || index === undefined ? null : [...this.#rows.values()][index];
     const text = row
-      ? `${clock(row[0])}: ${count(row[2])} cached, ${count(row[1])} computed`
+      ? t("overview.chart.readout", { time: this.#when(row[0]), cached: row[2], computed: row[1] })
       : "";
-    setText(byId("readout"), text);
+    const width = WINDOWS[this.#res].width;
+    const marked = this.#marks.filter(([time]) => row && time >= row[0] && time < row[0] + width);
+    const kinds = [...new Set(marked.map(([, kind]) => kind))];
+    const words = kinds.map((kind) => t(`overview.chart.mark.${kind}`));
+    setText(byId("readout"), [text, ...words].filter(Boolean).join(" · "));
   }
 
   #toggleTable() {
@@ -131,7 +171,7 @@ export class Chart {
     const button = byId("table-button");
     view.hidden = !view.hidden;
     button.setAttribute("aria-expanded", String(!view.hidden));
-    setText(button, view.hidden ? "View as table" : "Hide table");
+    setText(button, view.hidden ? t("overview.table.show") : t("overview.table.hide"));
     if (!view.hidden) this.#fillTable();
   }
 
@@ -144,12 +184,12 @@ export class Chart {
         element(
           "tr",
           {},
-          cell(clock(time)),
+          cell(this.#when(time)),
           ...[cached, computed, generated, requests].map((number) => cell(count(number), "num")),
         ),
       );
     if (!rows.length) {
-      rows.push(element("tr", {}, element("td", { colspan: 5 }, "No tokens in this time.")));
+      rows.push(element("tr", {}, element("td", { colspan: 5 }, t("overview.table.empty"))));
     }
     byId("table-rows").replaceChildren(...rows);
   }

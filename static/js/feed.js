@@ -5,9 +5,10 @@ const RETRY_MS = 2000;
 
 /**
  * Listen to the server. Handlers: onOpen(), onState("live" | "lost" | "paused"), and for each
- * event its data, parsed: onStats, onRequest.
+ * event its data, parsed: onStats, onRequest, onCapture, onSettings; all of these may be left out.
  */
-export function listen({ onOpen, onState, onStats, onRequest }) {
+export function listen({ onOpen, onState, onStats, onRequest, onCapture, onSettings }) {
+  const handlers = { stats: onStats, request: onRequest, capture: onCapture, settings: onSettings };
   let source = null;
   let heardAt = 0;
   let retry = 0;
@@ -16,7 +17,7 @@ export function listen({ onOpen, onState, onStats, onRequest }) {
     return (event) => {
       heardAt = Date.now();
       onState("live");
-      handler(JSON.parse(event.data));
+      handler?.(JSON.parse(event.data));
     };
   }
 
@@ -25,8 +26,9 @@ export function listen({ onOpen, onState, onStats, onRequest }) {
     heardAt = Date.now();
     source = new EventSource("/admin/events");
     source.addEventListener("open", onOpen);
-    source.addEventListener("stats", heard(onStats));
-    source.addEventListener("request", heard(onRequest));
+    for (const [event, handler] of Object.entries(handlers)) {
+      if (handler) source.addEventListener(event, heard(handler));
+    }
     source.addEventListener("error", () => {
       onState("lost");
       // The browser tries again by itself, except after an answer that is no stream.

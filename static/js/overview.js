@@ -1,16 +1,21 @@
 // The overview: fills itself from the server's history, then follows its events.
 
-import { showCache } from "./cache.js";
 import { Chart } from "./chart.js";
 import { byId, element, setPairs, setText } from "./dom.js";
+import { Ended } from "./ended.js";
 import { getJson, listen } from "./feed.js";
-import { clock, count, percent, ratio } from "./format.js";
-import { Ended, showRunning } from "./requests.js";
+import { count, percent, ratio, span } from "./format.js";
+import { ready, t } from "./i18n.js";
+import { showCapture, showLink } from "./live.js";
+import { showMemory } from "./memory.js";
+import { showRunning } from "./running.js";
+import { showTiers } from "./tiers.js";
 
 const ANNOUNCE_MS = 5000;
-const REQUESTS_FETCHED = 100;
+const REQUESTS_FETCHED = 50;
 const ENDED_STATES = new Set(["completed", "failed", "cancelled"]);
-const LINK_WORDS = { live: "Live", lost: "Not connected", paused: "Paused" };
+
+await ready("overview");
 
 const chart = new Chart();
 const ended = new Ended();
@@ -26,27 +31,29 @@ function showFigures() {
   setText(byId("processed"), count(totals.processed_tokens));
   setText(byId("cached"), count(totals.cached_tokens));
   setText(byId("efficiency"), percent(totals.efficiency));
+  setText(byId("saved"), span(totals.saved_ms));
   byId("share").style.width = `${ratio(totals.cached_tokens, totals.processed_tokens) * 100}%`;
   setPairs(byId("counts"), [
-    ["Tokens generated", count(totals.generated_tokens)],
-    ["Requests completed", count(totals.requests.completed)],
-    ["cancelled", count(totals.requests.cancelled)],
-    ["failed", count(totals.requests.failed)],
-    ["rejected", count(totals.requests.rejected)],
+    [t("overview.counts.generated"), count(totals.generated_tokens)],
+    [t("overview.counts.completed"), count(totals.requests.completed)],
+    [t("overview.counts.cancelled"), count(totals.requests.cancelled)],
+    [t("overview.counts.failed"), count(totals.requests.failed)],
+    [t("overview.counts.rejected"), count(totals.requests.rejected)],
+    [t("overview.counts.unfinished"), count(totals.unfinished_tokens)],
   ]);
 }
 
 function showModel({ id, layers, block_size: blockSize, namespace }) {
   const kinds = [
-    [layers.kv, "KV"],
+    [layers.kv, "kv"],
     [layers.rotating, "rotating"],
     [layers.recurrent, "recurrent"],
   ];
-  const parts = kinds.filter(([number]) => number > 0).map(([number, kind]) => `${number} ${kind}`);
+  const parts = kinds.filter(([number]) => number > 0).map(([number, kind]) => t(`overview.model.${kind}`, { count: number }));
   const words = [
-    parts.length > 0 && `${parts.join(" + ")} layers`,
-    blockSize > 0 && `blocks of ${count(blockSize)} tokens`,
-    namespace && `namespace ${namespace}`,
+    parts.length > 0 && t("overview.model.layers", { kinds: parts.join(" + ") }),
+    blockSize > 0 && t("overview.model.blocks", { count: blockSize }),
+    namespace && t("overview.model.namespace", { name: namespace }),
   ];
   const text = words.filter(Boolean).map((word) => ` · ${word}`).join("");
   if (byId("model").textContent !== id + text) {
@@ -55,9 +62,12 @@ function showModel({ id, layers, block_size: blockSize, namespace }) {
 }
 
 function showEngine({ running, waiting, prefill_tps: prefill, decode_tps: decode }) {
-  const words = [`${count(running)} running`, `${count(waiting)} waiting`];
-  if (prefill > 0) words.push(`prefill ${count(Math.round(prefill))} tokens/s`);
-  if (decode > 0) words.push(`decode ${count(Math.round(decode))} tokens/s`);
+  const words = [
+    t("overview.engine.running", { count: running }),
+    t("overview.engine.waiting", { count: waiting }),
+  ];
+  if (prefill > 0) words.push(t("overview.engine.prefill", { count: Math.round(prefill) }));
+  if (decode > 0) words.push(t("overview.engine.decode", { count: Math.round(decode) }));
   setText(byId("engine"), words.join(" · "));
 }
 
@@ -66,10 +76,12 @@ function onStats(fresh) {
   showFigures();
   showModel(stats.model);
   showEngine(stats.engine);
-  showCache(stats.cache, stats.model.id !== "");
+  showMemory(stats.memory);
+  showTiers(stats);
   showRunning(stats.running);
   byId("health").dataset.level = stats.health.level;
-  setText(byId("health-text"), stats.health.text);
+  const values = Object.entries(stats.health.values).map(([name, value]) => [name, Math.round(value)]);
+  setText(byId("health-text"), t(`overview.health.${stats.health.code}`, Object.fromEntries(values)));
   chart.update(stats.latest[chart.res]);
 }
 
@@ -78,7 +90,7 @@ function onStats(fresh) {
 async function loadHistory() {
   const res = checked("res");
   const history = await getJson(`/admin/api/history?res=${res}`);
-  if (res === checked("res")) chart.load(res, history.rows);
+  if (res === checked("res")) chart.load(res, history.rows, history.marks);
 }
 
 async function loadRequests() {
@@ -108,23 +120,18 @@ async function refresh() {
 // ── connection ──────────────────────────────────────────────────────────────
 
 function onState(state) {
-  byId("link").dataset.state = state;
-  setText(byId("link-text"), LINK_WORDS[state]);
-  const banner = byId("banner");
-  if (state === "lost" && banner.hidden) {
-    const since = stats ? ` The numbers are from ${clock(stats.time)}.` : "";
-    banner.textContent = `The connection to the server is lost; trying again.${since}`;
-  }
-  banner.hidden = state !== "lost";
+  showLink(state, stats?.time);
 }
 
 let announced = "";
 setInterval(() => {
   if (!stats) return;
   const totals = stats[checked("scope")];
-  const text =
-    `${count(totals.processed_tokens)} prompt tokens processed, ` +
-    `${count(totals.cached_tokens)} cached, efficiency ${percent(totals.efficiency)}`;
+  const text = t("overview.announce", {
+    processed: totals.processed_tokens,
+    cached: totals.cached_tokens,
+    efficiency: percent(totals.efficiency),
+  });
   if (announced && text !== announced) setText(byId("announcer"), text);
   announced = text;
 }, ANNOUNCE_MS);
@@ -136,4 +143,6 @@ for (const input of document.querySelectorAll('input[name="res"]')) {
   input.addEventListener("change", () => loadHistory().catch(() => onState("lost")));
 }
 
-listen({ onOpen: refresh, onState, onStats, onRequest });
+const onSettings = () => loadHistory().catch(() => onState("lost")); // it has a mark for this
+
+listen({ onOpen: refresh, onState, onStats, onRequest, onCapture: showCapture, onSettings });

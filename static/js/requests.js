@@ -1,138 +1,148 @@
-// Two tables: requests that run, and the last that ended.
+// The log of requests: what runs, what has ended, and for each where its time and tokens went.
 
-import { byId, element } from "./dom.js";
-import { clock, count, duration, percent, ratio } from "./format.js";
+import { send } from "./api.js";
+import { byId, element, setText } from "./dom.js";
+import { Entry, summary } from "./entry.js";
+import { getJson, listen } from "./feed.js";
+import { has, ready, t } from "./i18n.js";
+import { showCapture, showLink } from "./live.js";
+import { showRunning } from "./running.js";
+import { reachMs } from "./waterfall.js";
 
-const ENDED_SHOWN = 20;
+const FIRST = 100;
+const KEPT = 1000;
+const REASONS = [
+  "full", "no_block", "no_checkpoint", "diverged", "evicted", "rejected_file", "limit", "disabled",
+  "reply_rendered_differently",
+];
 
-/** Why reuse ended: a few words for the table, and the sentence behind them. */
-const REUSE = {
-  full: ["all reused", "Everything that can be reused was"],
-  no_block: ["new from there", "Nothing was stored beyond this token"],
-  no_checkpoint: ["no checkpoint", "Recurrent layers had no checkpoint beyond this token"],
-  diverged: ["prompt differs", "The prompt differs from what was stored, from this token on"],
-  evicted: ["evicted", "The blocks beyond this token were evicted"],
-  rejected_file: ["file refused", "The block file at this token was damaged or foreign"],
-  limit: ["limit", "A limit ended the reuse at this token"],
-  disabled: ["cache off", "The cache is switched off"],
-  reply_rendered_differently: [
-    "reply differs",
-    "The template renders the earlier reply differently than it was generated",
-  ],
-};
+await ready("requests", "overview");
 
-const STATE_LEVELS = { decode: "ok", prefill: "ok" };
+const log = byId("log");
+const entries = new Map(); // by id, the newest first in the document
+let wanted = FIRST;
+let since = null;
+let capturing = false;
 
-const cell = (label, kind, ...children) =>
-  element("td", { "data-label": label, class: kind }, ...children);
+// ── the list ────────────────────────────────────────────────────────────────
 
-const clipped = (text, kind = "", title = text) =>
-  element("span", { class: `clip ${kind}`.trim(), title }, text || "–");
+const isEnded = (row) => row.total_ms !== null;
 
-/** The part of an id that tells it apart: chatcmpl-1f00 becomes 1f00. */
-const shortId = (id) => clipped(id.replace(/^[a-z]+[-_](?=.)/, ""), "mono", id);
-
-// ── running ─────────────────────────────────────────────────────────────────
-
-let shownRows = "";
-
-export function showRunning(rows) {
-  // Most seconds bring nothing new, and then a selection of text should survive.
-  const text = JSON.stringify(rows);
-  if (text === shownRows) return;
-  shownRows = text;
-  byId("running").replaceChildren(...rows.map(runningRow));
-  byId("running").parentElement.hidden = rows.length === 0;
-  byId("running-empty").hidden = rows.length > 0;
+function add(row) {
+  if (entries.has(row.id)) return;
+  const entry = new Entry(row);
+  entries.set(row.id, entry);
+  const older = [...log.children].find((node) => entries.get(node.dataset.id).row.time <= row.time);
+  log.insertBefore(entry.node, older ?? null);
+  while (entries.size > KEPT) {
+    entries.delete(log.lastElementChild.dataset.id);
+    log.lastElementChild.remove();
+  }
 }
 
-function runningRow(row) {
-  const chip = element("span", { class: "chip", "data-level": STATE_LEVELS[row.state] }, row.state);
-  return element(
-    "tr",
-    {},
-    cell("Request", null, shortId(row.id)),
-    cell("Client", null, clipped(row.client)),
-    cell("State", null, element("span", {}, chip)),
-    cell("Prompt", "prefill double", prefill(row)),
-    cell("Generated", "num", count(row.generated_tokens)),
-  );
+async function load() {
+  try {
+    const { requests } = await getJson(`/admin/api/requests?limit=${wanted}`);
+    const ended = requests.filter(isEnded);
+    ended.forEach(add);
+    byId("more").hidden = requests.length < wanted || wanted === KEPT;
+    show();
+  } catch {
+    onState("lost"); // the feed tries again, and its opening comes back here
+  }
 }
 
-function prefill(row) {
-  const left = Math.max(0, row.prompt_tokens - row.cached_tokens - row.computed_tokens);
-  const part = (kind, tokens) => {
-    const node = element("div", { class: kind });
-    if (kind !== "left") node.style.width = `${ratio(tokens, row.prompt_tokens) * 100}%`;
-    return node;
+/** Apply the filter, and the scale of what is left. */
+function show() {
+  const filter = {
+    words: byId("filter").value.toLowerCase().split(/\s+/).filter(Boolean),
+    state: byId("state").value,
+    reason: byId("reason").value,
   };
-  const words = [
-    `${count(row.cached_tokens)} cached`,
-    `${count(row.computed_tokens)} computed`,
-    left > 0 && `${count(left)} left`,
-  ];
-  return element(
-    "div",
-    {},
-    element(
-      "div",
-      { class: "bar", "aria-hidden": "true" },
-      part("cached", row.cached_tokens),
-      part("computed", row.computed_tokens),
-      part("left", left),
-    ),
-    element("div", { class: "help" }, words.filter(Boolean).join(" · ")),
-  );
+  const shown = [];
+  for (const entry of entries.values()) {
+    const fits = entry.matches(filter);
+    entry.node.hidden = !fits;
+    if (fits) shown.push(entry);
+  }
+  log.style.setProperty("--scale", Math.max(1, ...shown.map((entry) => reachMs(entry.row))));
+  log.dataset.scale = document.querySelector('input[name="scale"]:checked').value;
+  log.hidden = shown.length === 0;
+  byId("log-empty").hidden = shown.length > 0;
+  setText(byId("log-empty"), entries.size > 0 ? t("requests.empty.filter") : t("requests.empty"));
+  summary(shown);
 }
 
-// ── ended ───────────────────────────────────────────────────────────────────
+for (const reason of REASONS) {
+  const key = `common.reuse.${reason}`;
+  byId("reason").append(element("option", { value: reason }, has(key) ? t(key) : reason));
+}
+byId("filters").addEventListener("input", show);
+byId("filters").addEventListener("submit", (event) => event.preventDefault());
+for (const input of document.querySelectorAll('input[name="scale"]')) input.addEventListener("change", show);
+byId("more").addEventListener("click", () => {
+  wanted = KEPT;
+  load();
+});
 
-/** The newest first, each once, whatever order the list and the events arrive in. */
-export class Ended {
-  #rows = [];
+// ── the keyboard ────────────────────────────────────────────────────────────
 
-  load(rows) {
-    this.#rows = [];
-    for (const row of [...rows].reverse()) this.#put(row);
-    this.#show();
-  }
+function move(step) {
+  const buttons = [...log.querySelectorAll("li:not([hidden]) > .entry")];
+  const now = buttons.indexOf(document.activeElement?.closest("li")?.querySelector(".entry"));
+  const next = now < 0 ? 0 : Math.min(buttons.length - 1, Math.max(0, now + step));
+  buttons[next]?.focus();
+}
 
-  add(row) {
-    this.#put(row);
-    this.#show();
-  }
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.closest("input, select, textarea, dialog")) return;
+  if (event.key === "j") move(1);
+  else if (event.key === "k") move(-1);
+  else if (event.key === "/") byId("filter").focus();
+  else return;
+  event.preventDefault();
+});
 
-  #put(row) {
-    this.#rows = [row, ...this.#rows.filter((other) => other.id !== row.id)].slice(0, ENDED_SHOWN);
-  }
+// ── texts ───────────────────────────────────────────────────────────────────
 
-  #show() {
-    byId("ended").replaceChildren(...this.#rows.map(endedRow));
-    byId("ended").parentElement.hidden = this.#rows.length === 0;
-    byId("ended-empty").hidden = this.#rows.length > 0;
+function onCapture(on) {
+  capturing = on;
+  showCapture(on);
+  byId("capture").setAttribute("aria-pressed", String(on));
+  setText(byId("capture"), on ? t("requests.capture.stop") : t("requests.capture.start"));
+}
+
+async function setCapture(on) {
+  byId("capture-ask").close();
+  try {
+    const { on: now } = await send("POST", "/admin/api/capture", { on });
+    onCapture(now);
+  } catch (problem) {
+    byId("capture").title = problem.message;
   }
 }
 
-function endedRow(row) {
-  const { reason, token } = row.omlx.reuse_ended;
-  const [words, sentence] = REUSE[reason] ?? [reason, reason];
-  const finish = row.error ?? row.finish_reason ?? row.state;
-  return element(
-    "tr",
-    {},
-    cell("Ended", null, clock(row.time)),
-    cell("Request", null, shortId(row.id)),
-    cell("Client", null, clipped(row.client)),
-    cell("Prompt", "num", count(row.prompt_tokens)),
-    cell("Cached", "num", percent(ratio(row.cached_tokens, row.prompt_tokens))),
-    cell("Generated", "num", count(row.generated_tokens)),
-    cell("TTFT", "num", duration(row.ttft_ms)),
-    cell("Finish", row.state, clipped(finish)),
-    cell(
-      "Reuse ended",
-      null,
-      element("span", { title: `${sentence} (${count(token)}).` }, `at ${count(token)} `),
-      element("span", { class: "soft", title: `${sentence}.` }, words),
-    ),
-  );
+byId("capture").addEventListener("click", () =>
+  capturing ? setCapture(false) : byId("capture-ask").showModal(),
+);
+byId("capture-yes").addEventListener("click", () => setCapture(true));
+byId("capture-no").addEventListener("click", () => byId("capture-ask").close());
+
+// ── connection ──────────────────────────────────────────────────────────────
+
+function onState(state) {
+  showLink(state, since);
 }
+
+function onStats(stats) {
+  since = stats.time;
+  showRunning(stats.running);
+}
+
+function onRequest(row) {
+  add(row);
+  show();
+}
+
+listen({ onOpen: load, onState, onStats, onRequest, onCapture });

@@ -1,12 +1,11 @@
 // Applies the chosen colours before the first paint, hence no module: those run later.
 (() => {
-  const NAMES = { auto: "Auto", light: "Light", dark: "Dark" };
-  const ORDER = Object.keys(NAMES);
+  const ORDER = ["auto", "light", "dark"];
 
   function stored() {
     try {
       const name = localStorage.getItem("omlx-theme");
-      return name in NAMES ? name : "auto";
+      return ORDER.includes(name) ? name : "auto";
     } catch {
       return "auto"; // storage is switched off in this browser
     }
@@ -24,9 +23,10 @@
     let current = stored();
 
     function show() {
-      button.querySelector("span").textContent = NAMES[current];
-      button.setAttribute("aria-label", `Colours: ${NAMES[current]}`);
-      button.title = "Colours: auto, light or dark";
+      const { label, [current]: name } = button.dataset;
+      button.querySelector("span").textContent = name;
+      button.setAttribute("aria-label", `${label}: ${name}`);
+      button.title = `${label}: ${ORDER.map((each) => button.dataset[each]).join(", ")}`;
     }
 
     button.addEventListener("click", () => {

@@ -25,6 +25,7 @@ from omlx.actors.stats_messages import (
     RequestRejected,
     Snapshot,
 )
+from omlx.core.history import Kept
 from omlx.core.usage import CacheGauges, EngineGauges, GdnGauges, ModelFacts, Totals
 from omlx.kernel.mailbox import Ref
 from omlx.kernel.message import Message
@@ -61,7 +62,10 @@ def wall() -> float:
 
 
 def play(
-    scene: Callable[[Ref[Any]], Awaitable[None]], store: FakeStore | None = None, seed: int = 0
+    scene: Callable[[Ref[Any]], Awaitable[None]],
+    store: FakeStore | None = None,
+    seed: int = 0,
+    history: FakeHistory | None = None,
 ) -> FakeStore:
     """Run ``scene`` against the actor under a supervisor; the store as it is after the stop."""
     kept = store or FakeStore()
@@ -69,7 +73,9 @@ def play(
     async def main() -> None:
         stage = Stage(seed)
         stats = stage.spawn(
-            lambda: Stats(kept, GdnGauges(storage="embedded"), now=wall), "stats", Stats.capacity
+            lambda: Stats(kept, GdnGauges(storage="embedded"), wall, history),
+            "stats",
+            Stats.capacity,
         )
         async with stage:
             await scene(stats)
@@ -110,6 +116,8 @@ def test_the_snapshot_holds_what_was_told(seed: int) -> None:
             "efficiency": 0.48,
             "generated_tokens": 40,
             "attribution_stripped": 0,
+            "unfinished_tokens": 0,
+            "saved_ms": -2,
             "requests": {"completed": 2, "failed": 0, "cancelled": 0, "rejected": 1},
         }
         assert found["alltime"] == found["session"]
@@ -230,11 +238,96 @@ def test_history_is_what_ended_when() -> None:
         found = json.loads(await stats.ask(ReadHistory("1s")))
 
         assert (found["res"], found["start"]) == ("1s", START)
-        assert found["columns"] == ["time", "computed", "cached", "generated", "requests"]
-        assert found["rows"][5] == [START + 5, 52, 48, 20, 1]
+        assert found["columns"][:5] == ["time", "computed", "cached", "generated", "requests"]
+        assert found["rows"][5][:5] == [START + 5, 52, 48, 20, 1]
         assert len(found["rows"]) == 8
 
     play(scene)
+
+
+# ── the history's file ───────────────────────────────────────────────────────────────────────
+
+
+class FakeHistory:
+    """Keeps the history in memory; the disk may be full, or out of reach."""
+
+    def __init__(self) -> None:
+        self.kept: list[Kept] = []
+        self.full = False
+
+    async def load(self) -> Kept:
+        if self.full:
+            raise OSError("no such disk")
+        rows = {(width, row[0]): row for kept in self.kept for width, row in kept.rows}
+        return Kept(
+            tuple((width, row) for (width, _), row in rows.items()),
+            tuple(mark for kept in self.kept for mark in kept.marks),
+            next((kept.speeds for kept in reversed(self.kept) if kept.speeds), ()),
+        )
+
+    async def save(self, changed: Kept) -> None:
+        if self.full:
+            raise OSError("no space left")
+        self.kept.append(changed)
+
+
+async def charted(stats: Ref[Any]) -> int:
+    rows = json.loads(await stats.ask(ReadHistory("1m")))["rows"]
+    return sum(row[4] for row in rows)
+
+
+def test_the_charts_go_on_where_they_were_after_a_restart() -> None:
+    history = FakeHistory()
+
+    async def first(stats: Ref[Any]) -> None:
+        await stats.tell(ModelServed(ModelFacts(id="demo", namespace="00")))
+        await stats.tell(RequestEnded(record(cached_tokens=0, engine_ms=5000.0)))
+
+    async def second(stats: Ref[Any]) -> None:
+        await stats.tell(ModelServed(ModelFacts(id="demo", namespace="00")))
+        await stats.tell(RequestEnded(record(prompt_tokens=100, cached_tokens=96)))
+
+        found = await snapshot(stats)
+        marks = json.loads(await stats.ask(ReadHistory("1m")))["marks"]
+
+        assert await charted(stats) == 2
+        assert found["24h"]["processed_tokens"] == 200
+        assert found["session"]["processed_tokens"] == 100
+        assert found["session"]["saved_ms"] > 4000  # the speed was measured by the first
+        assert [what for _, what in marks] == ["model", "model"]
+
+    play(first, history=history)
+    play(second, history=history)
+
+
+def test_a_history_that_cannot_be_written_is_written_later() -> None:
+    history = FakeHistory()
+    history.full = True
+
+    async def scene(stats: Ref[Any]) -> None:
+        await stats.tell(RequestEnded(record()))
+        await asyncio.sleep(25)
+        assert await charted(stats) == 1
+        history.full = False
+        await stats.tell(RequestEnded(record()))
+        await asyncio.sleep(10)
+        assert len(history.kept) == 1
+
+    play(scene, history=history)
+
+    rows = [row for kept in history.kept for width, row in kept.rows if width == 60]
+    assert sum(row[4] for row in rows) == 2
+
+
+def test_an_idle_server_writes_nothing() -> None:
+    history = FakeHistory()
+
+    async def scene(stats: Ref[Any]) -> None:
+        await asyncio.sleep(100)
+
+    play(scene, history=history)
+
+    assert history.kept == []
 
 
 # ── feeds ────────────────────────────────────────────────────────────────────────────────────

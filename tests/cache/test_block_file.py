@@ -21,11 +21,11 @@ from omlx.cache.block_file import (
     Identity,
     OtherFormat,
     Unreadable,
-    decode,
     decode_header,
     decode_outline,
     encode_header,
 )
+from omlx.cache.block_tensors import decode
 from omlx.cache.blocks import chain_hash, pack_tokens, root_hash
 
 ROOT = root_hash("tiny")

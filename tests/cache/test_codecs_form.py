@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from omlx.cache import block_file
+from omlx.cache import block_file, block_tensors
 from omlx.cache.block_file import HostTensor, Identity
 from omlx.cache.blocks import chain_hash, pack_tokens, root_hash
 from omlx.cache.codecs import (
@@ -84,7 +84,7 @@ def test_a_state_survives_a_checkpoint_file(codec: str) -> None:
 
     metadata = json.loads(json.dumps(encoded.metadata))
     wanted = layout(metadata["codec"], NAME, metadata["shape"])
-    tensors = block_file.decode(identity, wanted, memoryview(file))
+    tensors = block_tensors.decode(identity, wanted, memoryview(file))
 
     result = decode(NAME, metadata, tensors)
     np.testing.assert_array_equal(result, decode(NAME, encoded.metadata, encoded.tensors))

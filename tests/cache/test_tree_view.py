@@ -119,6 +119,20 @@ def test_a_checkpoint_is_told_from_a_block() -> None:
 
     assert seen[state].is_checkpoint and not seen[head].is_checkpoint
     assert (seen[state].parent, seen[state].nbytes) == (head, 500)
+    assert (seen[state].place, seen[head].place) == (Place.LAST, None)
+    assert (seen[state].block, seen[head].block) == (None, None)
+
+
+def test_a_checkpoint_is_told_with_the_block_in_which_it_was_taken() -> None:
+    cache = new_cache(checkpoint_bytes=500)
+    head, inner = chain(cache, 2)
+    tokens = pack_tokens([1])
+    wish = StoreWish(head, state_hash(head, tokens), tokens, persist=False, place=Place.TURN)
+    state = store(cache, wish)
+
+    seen = {node.block_hash: node for node in cache.view(depth=2, most=9).nodes}
+
+    assert seen[state].block == inner
 
 
 def test_looking_changes_nothing() -> None:

@@ -122,7 +122,7 @@ class World:
         return hot + files + [b for b in self.known.values() if self.is_queued(b.name)]
 
     def is_queued(self, name: BlockHash) -> bool:
-        node = self.cache._tree.get(name)
+        node = self.cache.tree.get(name)
         return node is not None and node.queued
 
     def with_the_writer(self, name: BlockHash) -> Block | None:

@@ -19,6 +19,8 @@ from omlx.cache.block_file import Identity
 from omlx.cache.blocks import BlockHash
 from omlx.cache.prefix_cache import BlockAwarePrefixCache
 from omlx.cache.tickets import BlockRef, StoreTicket
+from omlx.core.admission import QueueFull
+from omlx.core.memory import MemoryPlan, RowMemory
 from omlx.core.plan import (
     HostBlock,
     LostFile,
@@ -29,14 +31,17 @@ from omlx.core.plan import (
     StepResult,
     Uid,
 )
-from omlx.core.scheduler import Closed, Delta, QueueFull, Scheduler, SchedulerLimits
-from omlx.core.sequence import Request, State
+from omlx.core.scheduler import Closed, Delta, Scheduler, SchedulerLimits
+from omlx.core.sequence import Request
 from omlx.kernel.mailbox import Mailbox, Ref
 from tests.sim.fake_engine import EOS, Broken, Export, FakeEngine, Letters, Mishaps
 
 T = TypeVar("T")
 NAMESPACE = "fake"
 ROUNDS_MAX = 3000
+
+GROWTH = 2
+"""Tokens that a row has room for beyond those that it has, where memory is counted."""
 
 
 def at_once(work: Coroutine[Any, Any, T]) -> T:
@@ -67,6 +72,8 @@ class Setup:
     clears: bool = False
     restore_tokens: int | None = None
     hot_is_free: bool = False
+    memory_tokens: int | None = None
+    """Of one byte each, for rows and hot tier together; None: nobody counts."""
     ahead_blocks: int = 0
     """What may be read for requests without a slot."""
 
@@ -79,6 +86,13 @@ class Answer:
     closed: Closed | None = None
     cancelled: bool = False
     """Before it ended otherwise."""
+
+
+def memory_plan(setup: Setup) -> MemoryPlan | None:
+    if setup.memory_tokens is None:
+        return None
+    row = RowMemory(1, (), 0, 0, 1, setup.chunk_tokens, growth_tokens=GROWTH)
+    return MemoryPlan(setup.memory_tokens, 0, 0, setup.hot_blocks * setup.block_size, row)
 
 
 class Stage:
@@ -114,6 +128,7 @@ class Stage:
                 cut_before_decode=setup.cut_before_decode,
                 restore_tokens=setup.restore_tokens,
                 hot_is_free=setup.hot_is_free,
+                memory=memory_plan(setup),
                 prefetch_bytes=setup.ahead_blocks * setup.block_size,
             ),
             eos_tokens=frozenset({EOS}),
@@ -155,7 +170,7 @@ class Stage:
 
     def cancel(self, uid: Uid) -> None:
         for sequence in self.core.sequences():
-            if sequence.leader == uid and sequence.state is not State.CLOSING:
+            if sequence.leader == uid and not sequence.ending:
                 self.answers[sequence.uid].cancelled = True
         self.core.cancel(uid, 0.0)
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from omlx.core.admission import QueueFull
 from omlx.core.plan import Fork, Sampling, StepPlan, Uid
-from omlx.core.scheduler import QueueFull
 from omlx.core.sequence import State
 from tests.core.stage import Setup, Stage
 from tests.core.test_scheduler import LONG, check_answer, drawn_requests, drawn_setup, request

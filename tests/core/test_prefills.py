@@ -76,6 +76,17 @@ def test_running_streams_keep_their_share_of_the_time(share: float) -> None:
     assert decoded / elapsed == pytest.approx(share, abs=0.02)
 
 
+def test_another_share_holds_from_the_next_step_on() -> None:
+    prefills, running = make(0.9), prompts(80)
+    step(prefills, running, decoding=True)
+    assert step(prefills, running, decoding=True) == [], "the streams are owed a lot"
+
+    prefills.set_limits(make(0.0).limits)
+    step(prefills, running, decoding=False)
+
+    assert [step(prefills, running, decoding=True) for _ in range(3)] == [[1]] * 3
+
+
 def test_without_a_share_each_step_computes_a_chunk() -> None:
     prefills, running = make(0.0), prompts(80)
 

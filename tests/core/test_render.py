@@ -240,7 +240,12 @@ def test_a_template_that_knows_no_calls_is_given_them_as_text() -> None:
     )
 
 
-@pytest.mark.parametrize("arguments", ["", "{", "[1]", "3", "null"])
+DEEP = "[" * 5000 + "]" * 5000
+
+
+@pytest.mark.parametrize(
+    "arguments", ["{", "[1]", "3", "null", r'{"half of a letter": "\ud800"}', DEEP], ids=range(6)
+)
 def test_arguments_that_are_no_object_stay_text(arguments: str) -> None:
     call = ToolCall("1", "look", arguments)
 
@@ -266,3 +271,30 @@ def test_the_other_fields_have_the_names_that_templates_know() -> None:
         {"role": "assistant", "content": "hi", "name": "ann", "reasoning_content": "hm"},
         {"role": "tool", "content": "42", "tool_call_id": "1"},
     ]
+
+
+def test_a_call_without_arguments_has_an_empty_object() -> None:
+    """Streams of some servers leave them out."""
+    (found,) = dicts(ChatMessage("assistant", None, tool_calls=(ToolCall("1", "look", " "),)))
+
+    assert found["tool_calls"][0]["function"]["arguments"] == {}
+
+
+STRICT_TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}"
+    "{% for key, value in call.function.arguments.items() %}{{ key }}={{ value }};{% endfor %}"
+    "{% endfor %}|{% endfor %}"
+)
+
+
+def test_a_call_that_was_cut_is_text_for_a_template_that_would_fail_on_it() -> None:
+    """B97: the conversation can go on."""
+    whole, cut = ToolCall("1", "look", '{"at": "Oslo"}'), ToolCall("2", "look", '{"at": "Os')
+    turns = (
+        ChatMessage("assistant", "so", tool_calls=(whole,)),
+        ChatMessage("assistant", "then", tool_calls=(cut,)),
+    )
+
+    prompt, _ = render(make_tokenizer(STRICT_TEMPLATE), Conversation(turns))
+
+    assert prompt == 'soat=Oslo;|then\n{"name": "look", "arguments": "{\\"at\\": \\"Os"}|'

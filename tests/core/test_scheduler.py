@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from omlx.cache.blocks import pack_tokens
-from omlx.core.scheduler import QueueFull
+from omlx.core.admission import QueueFull
 from omlx.core.sequence import Request
 from tests.core.stage import Answer, Setup, Stage
 from tests.sim.fake_engine import alone
@@ -299,6 +299,20 @@ def test_a_full_queue_refuses_and_says_what_is_full() -> None:
 
     stage.run()
     assert stage.ask(request(LONG)).closed is not None, "there is room again"
+
+
+def test_new_limits_hold_for_what_waits_and_what_comes() -> None:
+    stage = Stage(Setup(max_running=1, max_queued=2))
+    uids = [stage.submit(request(LONG, max_tokens=9)) for _ in range(3)]
+    stage.round()
+
+    stage.core.set_limits(replace(stage.core.limits, max_running=3, max_queued=1))
+
+    stage.submit(request(LONG))
+    with pytest.raises(QueueFull, match="the limits are 3 and 1"):
+        stage.submit(request(LONG))
+    stage.run()
+    assert all(len(stage.answers[uid].tokens) == 9 for uid in uids)
 
 
 def test_requests_get_their_slots_in_the_order_of_arrival() -> None:

@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
+from omlx.core.pieces import text_of
 from omlx.core.text import TextStream
 
 HIDDEN = 10**6
@@ -39,10 +40,10 @@ def shown(pieces: Sequence[str], stops: Iterable[str] = ()) -> tuple[str, str | 
     stream = TextStream(Pieces(pieces), stops=tuple(stops), hidden={HIDDEN})
     parts: list[str] = []
     for token in range(len(pieces)):
-        parts.append(stream.push(token))
+        parts.append(text_of(stream.push(token)))
         if stream.stopped is not None:
             break
-    rest = stream.finish()
+    rest = text_of(stream.finish())
     return "".join(parts) + rest, stream.stopped, parts
 
 
@@ -149,7 +150,7 @@ def test_a_hidden_token_shows_nothing_and_breaks_nothing() -> None:
     """An end-of-turn token inside what may be a stop string."""
     stream = TextStream(Pieces(["be", "ta"]), stops=("beta",), hidden={HIDDEN})
 
-    assert [stream.push(token) for token in (0, HIDDEN, 1)] == ["", "", ""]
+    assert [stream.push(token) for token in (0, HIDDEN, 1)] == [(), (), ()]
     assert stream.stopped == "beta"
 
 
@@ -157,8 +158,8 @@ def test_nothing_follows_a_stop_string() -> None:
     stream = TextStream(Pieces(["beta", " gamma"]), stops=("beta",), hidden=())
     stream.push(0)
 
-    assert stream.push(1) == ""
-    assert stream.finish() == ""
+    assert stream.push(1) == ()
+    assert stream.finish() == ()
 
 
 def test_the_stop_string_that_was_complete_first_is_named() -> None:

@@ -1,4 +1,4 @@
-"""Totals and history are the sums of the records, each request once, and never more than 100 %."""
+"""Totals are the sums of the records, each request once, and never more than 100 %."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omlx.core.health import health
+from omlx.core.history import COLUMNS, RESOLUTIONS
 from omlx.core.usage import (
     CacheGauges,
     EngineGauges,
@@ -17,7 +19,7 @@ from omlx.core.usage import (
     RequestRecord,
     Totals,
 )
-from omlx.core.usage_ledger import REQUESTS_KEPT, RESOLUTIONS, History, Ledger, health
+from omlx.core.usage_ledger import REQUESTS_KEPT, Ledger
 from tests.sim.records import record, running_row
 
 MODEL = ModelFacts(id="demo", kv_layers=4, block_size=16, namespace="00")
@@ -28,12 +30,16 @@ def records(draw: st.DrawFn) -> RequestRecord:
     prompt = draw(st.integers(1, 10_000))
     outcomes = ["stop", "length", "cancelled", None]
     finish_reason = draw(st.sampled_from(outcomes))
+    cached = draw(st.integers(0, prompt - 1))
+    prefilled = draw(st.booleans())
+    unfinished = 0 if prefilled else draw(st.integers(0, prompt - 1 - cached))
     return record(
         id=f"req-{draw(st.integers(0, 20))}",
         prompt_tokens=prompt,
-        cached_tokens=draw(st.integers(0, prompt - 1)),
+        cached_tokens=cached,
+        unfinished_tokens=unfinished,
         generated_tokens=draw(st.integers(0, 500)),
-        prefilled=draw(st.booleans()),
+        prefilled=prefilled,
         finish_reason=finish_reason,
         error="step_failed" if finish_reason is None else None,
         attribution_stripped=draw(st.booleans()),
@@ -86,9 +92,10 @@ def test_totals_and_history_are_the_sums_of_the_records(
 ) -> None:
     book, now = ledger(), 1000.0
 
+    told = []
     for each in ended:
         now += data.draw(st.floats(0, 5), "seconds until the next end")
-        book.add(each, now)
+        told.append(book.add(each, now))
 
     book.check()
     prefilled = [each for each in ended if each.prefilled]
@@ -99,10 +106,17 @@ def test_totals_and_history_are_the_sums_of_the_records(
     assert (book.session.processed_tokens, book.session.cached_tokens) == (processed, cached)
     assert book.session.attribution_stripped == sum(e.attribution_stripped for e in ended)
     assert book.session.completed + book.session.failed + book.session.cancelled == len(ended)
+    assert book.session.unfinished_tokens == sum(each.unfinished_tokens for each in ended)
+    assert book.session.saved_ms == sum(each.saved_ms or 0 for each in told)
     for resolution in RESOLUTIONS:
         rows = book.history(resolution, now)["rows"]
-        sums = [sum(column) for column in zip(*rows, strict=True)][1:]
-        assert sums == [processed - cached, cached, generated, len(ended)]
+        sums = dict(zip(COLUMNS, map(sum, zip(*rows, strict=True)), strict=True))
+        assert sums["computed"] == sum(each.computed_tokens for each in ended)
+        assert (sums["cached"], sums["generated"]) == (cached, generated)
+        assert (sums["requests"], sums["cancelled"]) == (len(ended), book.session.cancelled)
+    snapshot = book.snapshot(now)
+    for scope in ("1h", "24h", "alltime"):
+        assert snapshot[scope] == snapshot["session"]
 
 
 @given(st.lists(records(), min_size=1, max_size=10))
@@ -115,7 +129,8 @@ def test_totals_only_grow(ended: list[RequestRecord]) -> None:
         totals.check()
         seen.append(totals.saved())
 
-    assert all(sooner[name] <= later[name] for sooner, later in pairwise(seen) for name in sooner)
+    names = set(totals.saved()) - {"saved_ms"}
+    assert all(sooner[name] <= later[name] for sooner, later in pairwise(seen) for name in names)
 
 
 @given(st.lists(records(), max_size=5))
@@ -141,46 +156,6 @@ def test_saved_totals_load_again(ended: list[RequestRecord]) -> None:
 def test_what_cannot_have_been_saved_is_not_loaded(saved: object) -> None:
     with pytest.raises(ValueError):
         Totals.load(saved)
-
-
-@given(
-    st.lists(st.floats(-100, 10_000, allow_nan=False), max_size=20),
-    st.sampled_from([(1, 5), (10, 3)]),
-)
-def test_history_has_no_gap_no_past_and_a_bound(steps: list[float], shape: tuple[int, int]) -> None:
-    width, length = shape
-    now = latest = 1_000_000.0
-    history = History(width, length, now)
-
-    for step in steps:
-        now = max(0.0, now + step)  # a clock may be set back
-        latest = max(latest, now)
-        history.add(record(), now)
-
-    times = [row[0] for row in history.rows(now)]
-    assert len(times) <= length
-    assert all(later - sooner == width for sooner, later in pairwise(times))
-    assert times[-1] <= latest < times[-1] + width
-    assert history.latest(now) == history.rows(now)[-2:]
-
-
-def test_idle_time_shows_as_zeros() -> None:
-    history = History(1, 300, 1000.0)
-    history.add(record(), 1000.0)
-
-    rows = history.rows(1003.9)
-
-    assert rows == [[1000, 52, 48, 20, 1], *([t, 0, 0, 0, 0] for t in (1001, 1002, 1003))]
-
-
-def test_a_pause_longer_than_the_history_leaves_only_zeros() -> None:
-    history = History(1, 300, 1000.0)
-    history.add(record(), 1000.0)
-
-    rows = history.rows(9000.0)
-
-    assert (len(rows), rows[0][0], rows[-1][0]) == (300, 8701, 9000)
-    assert not any(any(row[1:]) for row in rows)
 
 
 def test_the_oldest_requests_are_forgotten_first() -> None:
@@ -222,17 +197,24 @@ def test_running_and_ended_requests_have_the_same_keys() -> None:
         (EngineGauges(), CacheGauges(tier_state="ok", corrupt_blocks=2), 0.0, "warn", "2 damaged"),
         (EngineGauges(), CacheGauges(hot_limit_bytes=1), 0.0, "ok", "RAM only"),
         (EngineGauges(), CacheGauges(), 0.0, "ok", "cache is off"),
-        (EngineGauges(), CacheGauges(tier_state="ok", hits=3, misses=1), 0.0, "ok", "3 of 4"),
+        (EngineGauges(), CacheGauges(tier_state="ok"), 0.0, "ok", "nothing was reused yet"),
     ],
 )
 def test_health_is_one_sentence_about_the_worst(
     engine: EngineGauges, cache: CacheGauges, age_s: float | None, level: str, words: str
 ) -> None:
-    found_level, text = health(engine, cache, MODEL, age_s)
+    found = health(engine, cache, MODEL, age_s)
 
-    assert found_level == level
-    assert words in text
+    assert found.level == level
+    assert words in found.text
+
+
+def test_a_working_cache_says_when_it_was_last_used() -> None:
+    found = health(EngineGauges(), CacheGauges(tier_state="ok"), MODEL, 0.0, 12.4)
+
+    assert (found.level, found.code, found.values) == ("ok", "works", {"seconds": 12.4})
+    assert "12 s ago" in found.text
 
 
 def test_without_a_model_the_health_is_loading() -> None:
-    assert health(EngineGauges(), CacheGauges(), ModelFacts(), 99.0)[0] == "wait"
+    assert health(EngineGauges(), CacheGauges(), ModelFacts(), 99.0).code == "loading"

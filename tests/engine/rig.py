@@ -24,6 +24,7 @@ from omlx.cache.hybrid_cache import LayerKind
 from omlx.cache.tickets import BlockRef, StoreTicket, StoreWish, WriteTicket
 from omlx.core.events import Closed, Delta
 from omlx.core.limits import SchedulerLimits
+from omlx.core.memory import MemoryPlan
 from omlx.core.plan import (
     GREEDY,
     HostBlock,
@@ -39,6 +40,7 @@ from omlx.core.scheduler import Scheduler
 from omlx.core.sequence import Request
 from omlx.disk.block_files import BlockFiles
 from omlx.disk.directory import CacheDirectory
+from omlx.engine.grammar import Grammars
 from omlx.engine.load import LoadedModel
 from omlx.engine.step import Engine
 from omlx.kernel.mailbox import Mailbox, Ref
@@ -79,16 +81,17 @@ class Recorder:
 
     def on_phase(self, phase: str, uid: Uid | None) -> None:
         self._hook(phase, uid)
-        if phase != "decode":
+        if phase not in ("start", "decode"):
             self._rows = []
         if uid is not None and (phase == "decode" or (phase == "start" and self._ahead)):
             self._rows.append(uid)
 
     def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
         logits = self._model(tokens, cache=cache)
-        for row, uid in enumerate(self._rows):
+        num_rows = tokens.shape[0]
+        for row, uid in enumerate(self._rows[:num_rows]):
             self.logits.setdefault(uid, []).append(logits[row, -1])
-        self._rows = []
+        self._rows = self._rows[num_rows:]
         return logits
 
 
@@ -121,6 +124,10 @@ class Rig:
         codec: str = "fp32",
         embedded: bool = False,
         restore_tokens: int | None = None,
+        pass_tokens: int = 64,
+        grammars: Grammars | None = None,
+        eos: frozenset[int] = frozenset(),
+        memory: MemoryPlan | None = None,
         hook: Hook = lambda _phase, _uid: None,
     ) -> None:
         self.recorder = Recorder(model.model, ahead, hook)
@@ -128,6 +135,8 @@ class Rig:
             cast(nn.Module, self.recorder),
             model.cache,
             ahead=ahead,
+            pass_tokens=pass_tokens,
+            grammars=grammars,
             hook=self.recorder.on_phase,
         )
         self.files: BlockFiles | None = None
@@ -172,9 +181,10 @@ class Rig:
                 embedded=embedded,
                 restore_tokens=restore_tokens,
                 hot_is_free=ahead,
+                memory=memory,
                 cut_before_decode=recurrent or model.cache.count(LayerKind.ROTATING) > 0,
             ),
-            eos_tokens=frozenset(),
+            eos_tokens=eos,
             hidden_tokens=frozenset(),
             detokenizer=lambda: model.tokenizer.detokenizer,
         )

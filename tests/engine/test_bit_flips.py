@@ -195,6 +195,36 @@ def test_a_block_that_names_others_is_refused_at_the_start(
         assert same(restarted, stored.right[0])
 
 
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_a_damaged_embedded_state_is_met_once(
+    model: LoadedModel, kept: Kept, codec: str, tmp_path: Path
+) -> None:
+    """Its file is sound as a block's, and made anew all the same, or each start would meet it."""
+    stored = kept(codec, True)
+    carrying = [n for n in stored.files if b'"carries"' in stored.files[n]]
+    met = 0
+    for name in carrying:
+        root = tmp_path / name.stem[:16]
+        stored.put(root)
+        spoiled = bytearray(stored.files[name])
+        spoiled[-1] ^= 1
+        (root / name).write_bytes(spoiled)
+
+        first = start(model, stored, root)
+        answer = ask(first)
+        ask(first)
+        again = start(model, stored, root)
+        restarted = ask(again)
+
+        assert same(answer, stored.right[answer.cached])
+        assert again.cache.stats.corrupt_blocks == 0
+        assert restarted.cached == FULL
+        if first.cache.stats.corrupt_blocks:
+            met += 1
+            assert (root / name).read_bytes() != bytes(spoiled)
+    assert met > 0
+
+
 def test_without_loss_every_restore_is_the_same_answer(model: LoadedModel, kept: Kept) -> None:
     """The oracle of the test above; and those of a lossy codec do differ, so it can tell them."""
     alone = Rig(model, caching=False, interval=INTERVAL).ask(PROMPT, ANSWER_TOKENS)

@@ -26,7 +26,6 @@ from omlx.cache.hybrid_cache import LayerConfig, LayerKind, ModelCacheConfig
 from omlx.engine.kv import (
     BlockArrays,
     BlockStore,
-    UnsupportedModel,
     all_finite,
     fork_caches,
     fresh_caches,
@@ -485,6 +484,13 @@ def test_keys_and_values_of_different_dtypes_are_not_reusable() -> None:
     assert config.why_not_cacheable == "layer 0 mixes dtypes in keys and values"
 
 
-def test_a_cache_that_cannot_be_batched_makes_the_model_unsupported() -> None:
-    with pytest.raises(UnsupportedModel, match="ChunkedKVCache, which can't be batched"):
-        fresh_caches(Keeps(lambda: [ChunkedKVCache(8)]))
+@pytest.mark.parametrize(
+    "make", [lambda: [ChunkedKVCache(8)], lambda: [RotatingKVCache(8, keep=4)]]
+)
+def test_a_model_with_a_cache_that_cannot_be_batched_gets_its_own_caches(
+    make: Callable[[], list[Any]],
+) -> None:
+    model = Keeps(make)
+
+    assert not probe(model).batches
+    assert type(fresh_caches(model)[0]) is type(make()[0])

@@ -423,6 +423,24 @@ def test_a_fault_in_one_row_is_that_rows_alone(loaded: Loaded, name: str, phase:
     assert_near(rig.ask(tiny.tokens(60, seed=3)), alone(model, tiny.tokens(60, seed=3)))
 
 
+@pytest.mark.parametrize("name", [*MODELS, "qwen3_5"])
+def test_a_block_that_cannot_be_stored_is_missing_and_nothing_else(
+    loaded: Loaded, name: str, tmp_path: Path
+) -> None:
+    model, prompt = loaded(name), tiny.tokens(100)
+    breaker = Breaker()
+    rig = Rig(model, files=tmp_path, hook=breaker)
+    uid = rig.submit(prompt, 30)
+    breaker.where = ("store", uid)
+
+    rig.run()
+    again = rig.ask(prompt, 30)
+
+    assert_near(rig.answers[uid], alone(model, prompt, 30))
+    assert_near(again, alone(model, prompt, 30))
+    assert again.cached < 99
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_fault_of_the_whole_step_ends_every_row_and_the_next_request_is_right(
     loaded: Loaded, name: str

@@ -261,6 +261,58 @@ def test_each_child_has_its_own_time_to_drain() -> None:
     simulate(main())
 
 
+def test_a_child_can_be_given_more_time_while_it_runs() -> None:
+    async def main() -> None:
+        stage = Stage()
+        adder = stage.spawn(Adder, "adder", drain_s=0.5)
+        async with stage:
+            stage.supervisor.allow("adder", 30.0)
+            await adder.tell(Sleep(20.0))
+            await adder.tell(Add(1))
+        assert asyncio.get_running_loop().time() == 20.0
+
+    simulate(main())
+
+
+@pytest.mark.parametrize("drained_s", [0.0, 1.0])
+def test_a_drain_that_is_cut_short_still_lets_each_actor_end(drained_s: float) -> None:
+    """Also when it is cut short before it has begun."""
+    ended: list[tuple[str, str, float]] = []
+
+    def build(name: str) -> Callable[[], Adder]:
+        class Named(Adder):
+            async def on_stopping(self) -> None:
+                ended.append((name, "is to stop", asyncio.get_running_loop().time()))
+
+            async def on_stop(self) -> None:
+                ended.append((name, "stops", asyncio.get_running_loop().time()))
+
+            @property
+            def idle(self) -> bool:
+                return False
+
+        return Named
+
+    async def main() -> None:
+        stage = Stage()
+        low = stage.spawn(build("low"), "low", drain_s=60.0)
+        high = stage.spawn(build("high"), "high", leans_on=("low",), drain_s=60.0)
+        async with stage:
+            stage.stopping.set()
+            if drained_s:
+                await asyncio.sleep(drained_s)
+            stage.task.cancel()
+        for name in ("low", "high"):
+            assert (name, "is to stop") in {entry[:2] for entry in ended}
+            assert (name, "stops", pytest.approx(drained_s + 0.1)) in ended
+        assert {"low", "high"}.isdisjoint(task.get_name() for task in asyncio.all_tasks())
+        for ref in (low, high):
+            with pytest.raises(ActorGone):
+                await ref.ask(Add(1))
+
+    simulate(main())
+
+
 def test_draining_does_not_wait_for_room() -> None:
     async def main() -> None:
         stage = Stage()

@@ -13,7 +13,8 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from omlx.cache.block_file import Identity, Unreadable, decode, decode_header, encode_header
+from omlx.cache.block_file import Identity, Unreadable, decode_header, encode_header
+from omlx.cache.block_tensors import decode
 from omlx.cache.blocks import BlockHash
 from omlx.cache.checkpoints import Place
 from omlx.core.plan import HostBlock
@@ -80,6 +81,9 @@ class FakeDisk:
     @property
     def nbytes(self) -> int:
         return sum(map(len, self.files.values()))
+
+    def configure(self, codec: str | None, floor_bytes: int | None) -> tuple[str, int]:
+        return codec or "fp32", floor_bytes or 0
 
     def prepare(self) -> None:
         self._may_refuse()

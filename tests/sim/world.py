@@ -15,10 +15,11 @@ from omlx.actors.scheduler import GenerationFailed, SchedulerActor
 from omlx.actors.ssd_reader import READ_THREADS, SsdReader
 from omlx.actors.ssd_writer import SsdWriter
 from omlx.actors.stats import Stats
-from omlx.cache.blocks import root_hash
+from omlx.cache.blocks import BlockId, root_hash
 from omlx.cache.cold_tier import WritePolicy
 from omlx.cache.prefix_cache import BlockAwarePrefixCache
-from omlx.core.plan import StepPlan
+from omlx.core.plan import HostBlock, StepPlan
+from omlx.core.preview import PreviewResult, PreviewWork
 from omlx.core.scheduler import Scheduler, SchedulerLimits
 from omlx.core.sequence import Request
 from omlx.core.usage import RequestRecord, Totals
@@ -66,6 +67,12 @@ class EngineInThread:
 
     async def start_over(self) -> None:
         await self.thread(self.engine.start_over)
+
+    async def read_hot(self, block_id: BlockId, checkpoint: bool) -> HostBlock | None:
+        raise NotImplementedError  # nobody here tests himself
+
+    async def preview(self, work: PreviewWork) -> PreviewResult:
+        raise NotImplementedError  # letters have no recurrent states
 
 
 @dataclass

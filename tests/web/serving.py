@@ -27,7 +27,7 @@ from omlx.actors.messages import ClearCache, Cleared
 from omlx.actors.stats_messages import Feed
 from omlx.app import App
 from omlx.engine.step import Engine
-from omlx.settings import Loaded, load_settings
+from omlx.settings import Loaded, load_settings, save_settings_file
 from tests import tiny
 
 SOON_S = 20.0
@@ -44,6 +44,7 @@ class Gate:
     def __init__(self) -> None:
         self._phase: str | None = None
         self._fault: str | None = None
+        self._fault_in = 0
         self._reached = threading.Event()
         self._open = threading.Event()
         self.calls: list[str] = []
@@ -51,8 +52,10 @@ class Gate:
     def __call__(self, phase: str, uid: object) -> None:
         self.calls.append(phase)
         if phase == self._fault:
-            self._fault = None
-            raise OnPurpose("on purpose")
+            self._fault_in -= 1
+            if self._fault_in == 0:
+                self._fault = None
+                raise OnPurpose("on purpose")
         if phase == self._phase:
             self._phase = None
             self._reached.set()
@@ -71,9 +74,9 @@ class Gate:
         self._phase = None
         self._open.set()
 
-    def break_at(self, phase: str) -> None:
-        """The next row that comes to ``phase`` raises there."""
-        self._fault = phase
+    def break_at(self, phase: str, time: int = 1) -> None:
+        """The next row that comes to ``phase`` raises there; or the ``time``-th that does."""
+        self._fault, self._fault_in = phase, time
 
 
 class AppInTest(App):
@@ -239,8 +242,19 @@ def _data(frame: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def serving(model: Path, home: Path, **settings: object) -> AsyncIterator[Server]:
-    """Serve until the block is left; then everything is drained and closed."""
+async def serving(
+    model: Path,
+    home: Path,
+    *,
+    variables: Mapping[str, str] | None = None,
+    in_file: bool = False,
+    **settings: object,
+) -> AsyncIterator[Server]:
+    """Serve until the block is left; then everything is drained and closed.
+
+    ``settings`` are flags, or stand in the settings file if ``in_file``, unless they stand there
+    already; ``variables`` are those of the environment.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -255,7 +269,12 @@ async def serving(model: Path, home: Path, **settings: object) -> AsyncIterator[
     gate = Gate()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(omlx.actor_tree, "Engine", partial(Engine, hook=gate))
-        app = AppInTest(load_settings(given, {}, home))
+        if in_file:
+            stored = load_settings({}, {}, home)
+            save_settings_file(home, {n: v for n, v in given.items() if not stored.is_set(n)})
+            given = {}
+        app = AppInTest(load_settings(given, variables or {}, home))
+        port = app.settings.port
         run = asyncio.create_task(app.run(), name="server")
         try:
             await _until_ready(app, run)

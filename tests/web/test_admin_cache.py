@@ -230,10 +230,51 @@ async def test_the_tree_shows_what_can_be_found(made: CacheFiles, tmp_path: Path
         "bytes": BLOCK_BYTES,
         "tiers": ["ssd"],
         "checkpoint": False,
+        "place": None,
+        "block": None,
         "refs": 0,
         "last_used": 99.0,
     }
     assert (nodes[leaf.hex()]["tiers"], nodes[leaf.hex()]["tokens"]) == (["ram"], 2)
+
+
+async def test_the_text_of_a_block_is_told_only_while_texts_are_kept(
+    made: CacheFiles, tmp_path: Path
+) -> None:
+    (head,) = made.chain(1)
+    async with serving(made.root, tmp_path) as served:
+        leaf = await served.store(head, list(b"Hi"))
+        _, private = await served.get(f"nodes/{leaf.hex()}")
+        served.edge.captures.switch(True)
+        _, told = await served.get(f"nodes/{leaf.hex()}")
+        served.edge.captures.switch(False)
+        _, after = await served.get(f"nodes/{leaf.hex()}")
+
+    assert told == {"hash": leaf.hex(), "text": "Hi"}
+    assert private == after == {"hash": leaf.hex(), "text": None}
+
+
+@pytest.mark.parametrize("name", ["00" * 32, "x", "0" * 63, "AB" * 32])
+async def test_a_block_that_is_not_there_is_said(served: Served, name: str) -> None:
+    status, answer = await served.get(f"nodes/{name}")
+
+    assert (status, answer["error"]["code"]) == (404, "not_found")
+
+
+async def test_what_another_size_would_have_kept_is_told(made: CacheFiles, tmp_path: Path) -> None:
+    (head,) = made.chain(1)
+    async with serving(made.root, tmp_path) as served:
+        _, before = await served.get("advice")
+        await served.store(head, [7, 7])
+        prompt = pack_tokens([0] * BLOCK_SIZE + [7, 7, 9])
+        for uid in (8, 9):
+            work = SettleWork(look_ups=(LookUp(Uid(uid), prompt, ""),))
+            await served.cache.ask(Settle(work))
+        _, after = await served.get("advice")
+
+    assert (before["hours"], before["reused_tokens"]) == (24, 0)
+    assert after["reused_tokens"] >= BLOCK_SIZE + 2
+    assert after["kept"][0] == {"bytes": 1 << 20, "tokens": after["reused_tokens"]}
 
 
 async def test_a_deeper_tree_than_asked_for_is_cut_and_says_so(
@@ -405,16 +446,20 @@ async def test_everything_else_goes_on_meanwhile(made: CacheFiles, tmp_path: Pat
         await asyncio.to_thread(served.files.begun.wait, SOON_S)
 
         probed, _ = await served.post("probe", {"prompt": "AAAAx"})
+        _, progress = await served.get("verify")
         second, refusal = await served.post("verify", {})
         served.files.go.set()
         first, answer = await verifying
 
         third, _ = await served.post("verify", {})
+        _, after = await served.get("verify")
 
     assert probed == 200
     assert (second, refusal["error"]["code"]) == (409, "not_now")
     assert (first, answer["files"]) == (200, 1)
     assert third == 200
+    assert isinstance(progress["files"], int)
+    assert after == {"files": None}
 
 
 async def test_who_goes_away_stops_it(made: CacheFiles, tmp_path: Path) -> None:

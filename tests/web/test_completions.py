@@ -259,7 +259,7 @@ def parsed(**fields: Any) -> CompletionRequest:
         ({"max_tokens": -1}, "max_tokens", "invalid_value"),
         ({"stop": [""]}, "stop[0]", "invalid_value"),
         ({"stream_options": 5}, "stream_options", "invalid_value"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
+        ({"response_format": {"type": "yaml"}}, "response_format", "unsupported_value"),
     ],
 )
 async def test_what_is_wrong_or_cannot_be_done_is_refused_by_its_name(

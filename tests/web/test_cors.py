@@ -24,7 +24,7 @@ AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 async def listed(
     model_path: ModelPath, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Server]:
-    settings = {"cors_origins": f"{PAGE},http://localhost:3000", "api_key": KEY}
+    settings: dict[str, Any] = {"cors_origins": f"{PAGE},http://localhost:3000", "api_key": KEY}
     home = tmp_path_factory.mktemp("home")
     async with serving(model_path("tape"), home, **settings) as server:
         yield server

@@ -11,6 +11,7 @@ import pytest
 from omlx.actors.messages import Accepted, Cancel, Submit, TextDelta
 from omlx.actors.scheduler import TooManyRequests
 from omlx.actors.stats_messages import RequestRejected
+from omlx.core.pieces import Text
 from omlx.core.plan import Uid
 from omlx.core.sequence import Request
 from omlx.kernel.mailbox import Mailbox, Ref
@@ -78,7 +79,7 @@ async def test_a_stream_that_was_read_to_its_end_cancels_nothing(desk: Desk) -> 
     task = asyncio.create_task(desk.wait_inside())
     submit, envelope = await desk.submitted()
     envelope.answer(Accepted(Uid(7)))
-    submit.stream.write(TextDelta("a"))
+    submit.stream.write(TextDelta((Text("a"),)))
     submit.stream.end()
 
     await task

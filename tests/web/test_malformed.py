@@ -90,7 +90,7 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
     "/v1/messages/count_tokens": VALID["/v1/messages"],
     "/tokenize": [{"content": "hi", "add_special": False, "parse_special": True}],
     "/detokenize": [{"tokens": [10, 11]}],
-    "/apply-template": [{"messages": [{"role": "user", "content": "hi"}], "tools": [{"a": 1}]}],
+    "/apply-template": [{"messages": [{"role": "user", "content": "hi"}], "tools": []}],
 }
 
 

@@ -499,7 +499,7 @@ async def test_more_than_may_wait_are_refused_at_once(
     model_path: ModelPath, tmp_path: Path
 ) -> None:
     """B89."""
-    limits = {"max_concurrent_requests": 1, "max_queued_requests": 1}
+    limits: dict[str, Any] = {"max_concurrent_requests": 1, "max_queued_requests": 1}
     async with serving(model_path("tape"), tmp_path, **limits) as server:
         server.gate.hold("start")
         waiting = [asyncio.create_task(ask(server, f"{n}")) for n in range(2)]
@@ -569,11 +569,11 @@ async def test_paths_without_the_version_are_the_same(server: Server) -> None:
 
 
 async def test_what_was_ignored_is_listed_in_a_header(server: Server) -> None:
-    body = asking("ignored", metadata={"user_id": "x"}, service_tier="auto", speed=None)
+    body = asking("ignored", inference_geo="eu", service_tier="auto", speed=None)
     _, _, headers = await server.post(body, PATH)
     async with server.http.post(f"{server.url}{PATH}", json={**body, "stream": True}) as answer:
         await answer.read()
 
-    assert headers["x-omlx-ignored"] == "metadata,service_tier"
-    assert answer.headers["x-omlx-ignored"] == "metadata,service_tier"
+    assert headers["x-omlx-ignored"] == "inference_geo,service_tier"
+    assert answer.headers["x-omlx-ignored"] == "inference_geo,service_tier"
     assert "x-omlx-ignored" not in (await server.post(asking("nothing"), PATH))[2]

@@ -937,7 +937,7 @@ async def test_more_than_may_wait_are_refused_at_once(
     model_path: ModelPath, tmp_path: Path
 ) -> None:
     """B89: with Retry-After, for streams as well; the others are answered."""
-    limits = {"max_concurrent_requests": 1, "max_queued_requests": 2}
+    limits: dict[str, Any] = {"max_concurrent_requests": 1, "max_queued_requests": 2}
     async with serving(model_path("tape"), tmp_path, **limits) as server:
         server.gate.hold("start")
         async with AsyncExitStack() as served:

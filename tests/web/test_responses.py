@@ -275,13 +275,18 @@ async def test_reasoning_that_cannot_be_read_is_passed_over() -> None:
     assert turns({"role": "user", "content": "hi"}, hidden) == (ChatMessage("user", ("hi",)),)
 
 
+async def test_an_input_that_is_left_out_is_an_empty_text() -> None:
+    said = conversation_of(parse_responses(b'{"instructions": "be brief", "input": null}'))
+
+    assert said.messages == (ChatMessage("system", "be brief"), ChatMessage("user", ""))
+
+
 # ── what is refused ──────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"input": None}, "input"),
         ({"input": 5}, "input"),
         ({"input": []}, "input"),
         ({"input": [None]}, "input[0]"),
@@ -308,9 +313,9 @@ async def test_reasoning_that_cannot_be_read_is_passed_over() -> None:
         ({"conversation": {"id": "conv_1"}}, "conversation"),
         ({"background": True}, "background"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-        ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
         ({"max_output_tokens": -1}, "max_output_tokens"),
         ({"top_logprobs": 21}, "top_logprobs"),
@@ -337,7 +342,7 @@ async def test_what_is_wrong_or_cannot_be_done_is_refused_by_its_name(
         {"previous_response_id": None, "conversation": None, "prompt": None},
         {"background": False, "store": True, "truncation": "auto", "service_tier": "auto"},
         {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
-        {"tools": [{"type": "function"}], "tool_choice": "none"},
+        {"tools": [{"type": "function", "name": "f"}], "tool_choice": "none"},
         {"include": ["reasoning.encrypted_content"], "client_metadata": {"x": "y"}},
         {"text": {}, "reasoning": {"effort": "medium", "summary": "auto"}},
     ],

@@ -294,16 +294,17 @@ def test_a_stop_that_is_no_text_or_empty_is_refused(stop: object, param: str) ->
 # ── what is asked for is done or refused ─────────────────────────────────────────────────────
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"tools": [{}], "tool_choice": "auto"}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "none"}, "tools[0].type"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format"),
         ({"response_format": {"type": 5}}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
     ],
@@ -323,9 +324,11 @@ def test_what_cannot_be_done_is_refused_and_not_ignored(fields: dict[str, Any], 
         {"n": 128},
         {"tools": []},
         {"tools": None, "tool_choice": None},
-        {"tools": [{"type": "function"}], "tool_choice": "none"},
+        {"tools": [TOOL], "tool_choice": "none"},
+        {"tools": [TOOL], "parallel_tool_calls": None},
         {"tool_choice": "auto"},
         {"functions": []},
+        {"functions": [{"name": "f"}], "function_call": "none"},
         {"response_format": None},
         {"response_format": {"type": "text"}},
         {"logprobs": False, "top_logprobs": 0},

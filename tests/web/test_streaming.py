@@ -124,8 +124,11 @@ async def test_a_stream_begins_without_the_cache_when_that_has_no_time(
     if trouble == "gone":
         mailbox.close(ActorGone("on purpose"))
 
-    found = await prompt_usage.expected_split(edge, Request("r", tuple(range(33)), max_tokens=1))
+    request = Request("r", tuple(range(33)), max_tokens=1)
+    cached = await prompt_usage.expected_cached(edge, request)
+    found = prompt_usage.expected_split(edge, request, cached)
 
+    assert cached is None
     assert found == prompt_usage.PromptSplit(read=0, written=32, rest=1)
 
 
