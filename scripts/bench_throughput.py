@@ -61,11 +61,14 @@ class Run:
 
     @property
     def decode(self) -> float:
+        """While all run. A piece may hold two tokens, so each counts for its answer's mean."""
         start = max(times[0] for times in self.arrivals)
         stop = min(times[-1] for times in self.arrivals)
-        # A piece may hold two tokens, so an answer's tokens are spread over its time.
-        rates = [(self.tokens - 1) / (times[-1] - times[0]) for times in self.arrivals]
-        return sum(rates) if stop > start else 0.0
+        tokens = sum(
+            sum(start < at <= stop for at in times) * self.tokens / len(times)
+            for times in self.arrivals
+        )
+        return tokens / (stop - start) if stop > start else 0.0
 
     @property
     def gap_ms(self) -> float:
@@ -216,7 +219,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
         for streams in options.streams:
             pairs: list[tuple[Run, Run]] = []
-            for number in range(-1, options.rounds):  # the first of all warms up
+            # What is done once in a process is paid for by the first of all.
+            for number in range(0 if rows else -1, options.rounds):
                 runs: dict[str, Run] = {}
                 prompts = await draw(streams, options.prompt)
                 sides = ("ours", "bare") if number % 2 else ("bare", "ours")

@@ -8,6 +8,10 @@ during a long one waits for about as many chunks as it has itself, and the long 
 A chunk takes longer than a decoding step, and for its time the streams stand still. They are owed
 for it: until they have had ``decode_share`` of the time, steps only decode. Chunks themselves stay
 as long as they are, because where a prompt is cut must not depend on who else is served.
+
+Short prompts that arrived before a stream had its first token are of one wave with it, and nothing
+is owed for them: a batch that decodes half full while the other half waits to be computed is slower
+for everybody. Measured with 8 prompts of 128 tokens at once on CPU: paced, 0.75 of mlx-lm's rate.
 """
 
 from __future__ import annotations
@@ -17,6 +21,9 @@ from collections.abc import Iterator, Mapping
 from omlx.core.limits import SchedulerLimits
 from omlx.core.plan import Fork, Prefill, StepResult, Uid
 from omlx.core.sequence import Sequence, State
+
+WAVE_CHUNKS = 4
+"""A prompt of more chunks than this is a long one, whenever it came."""
 
 MOST_SHARE = 0.99
 """Even who gives everything to the streams lets prompts get on a little."""
@@ -28,6 +35,8 @@ class Prefills:
         self._owed_s = 0.0
         """Of decoding, that the running streams have not had yet; below 0: had before."""
         self._oldest_next = True
+        self._owing = True
+        """Whether the streams are owed for the step that is being computed."""
 
     def set_limits(self, limits: SchedulerLimits) -> None:
         self.limits = limits
@@ -39,7 +48,8 @@ class Prefills:
         if not decoding:
             self._owed_s = 0.0
             return
-        owed = self._owed_s + self._debt_rate * result.prefill_s - result.decode_s
+        lent = self._debt_rate * result.prefill_s if self._owing else 0.0
+        owed = self._owed_s + lent - result.decode_s
         self._owed_s = max(-result.decode_s, owed)  # a step more than owed is not lost
 
     def next(
@@ -48,6 +58,7 @@ class Prefills:
         """Chunks of prompts to compute, and every row that then can decode."""
         waits = decoding and self._owed_s > 0
         stops = {} if waits else dict(self._chunks(running))
+        self._owing = any(self._disturbs(running[uid], running) for uid in stops)
         starts: list[Uid] = []
         for sequence in running.values():
             if sequence.state is State.PREFILL:
@@ -60,6 +71,15 @@ class Prefills:
             forks += [follower.fork(leader) for follower in followers(leader, running)]
         prefills = [Prefill(uid, stop) for uid, stop in stops.items()]
         return prefills, forks, [*starts, *(fork.uid for fork in forks)]
+
+    def _disturbs(self, sequence: Sequence, running: Mapping[Uid, Sequence]) -> bool:
+        """Whether some stream ran before it came, or it is too long for anybody's wave."""
+        to_compute = sequence.last_prompt_position - sequence.num_cached
+        if to_compute > WAVE_CHUNKS * self.limits.chunk_tokens:
+            return True
+        came = sequence.times.submitted
+        begun = [s.times.first_token for s in running.values() if s.state is State.DECODE]
+        return any(first is not None and first < came for first in begun)
 
     def _chunks(self, running: Mapping[Uid, Sequence]) -> Iterator[tuple[Uid, int]]:
         """(sequence, where its chunk ends) of those that fit into a step."""

@@ -143,11 +143,20 @@ def landmarks(
     if first is None and not breaks:
         return 0, ()
     text = _drawn(tokenizer, conversation)
+    spelled = re.compile("|".join(map(re.escape, _spellings(tokenizer)[:-1])) or "$^")
+    control = {token for token, one in tokenizer.added_tokens_decoder.items() if one.special}
+    parting = [at for at, token in enumerate(tokens) if token in control]
 
     def tokens_before(index: int, kept: tuple[str, ...]) -> int:
-        _, ids = _encoded(tokenizer, _shared(tokenizer, conversation, text, index, kept))
-        pairs = zip(tokens, ids, strict=False)
-        return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(tokens), len(ids)))
+        shared = _shared(tokenizer, conversation, text, index, kept)
+        # Control tokens part a text whatever stands around them, so only what follows the last one
+        # is to be encoded. A client's are marks here, so each that is spelled is one of the tokens.
+        parts = list(spelled.finditer(shared))
+        start = parting[len(parts) - 1] + 1 if 0 < len(parts) <= len(parting) else 0
+        _, ids = _encoded(tokenizer, shared[parts[-1].end() :] if start else shared)
+        pairs = zip(tokens[start:], ids, strict=False)
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+        return start + (min(len(tokens) - start, len(ids)) if same is None else same)
 
     hints = {tokens_before(index, kept) for index, kept in breaks}
     num_system = 0 if first is None else tokens_before(first, ())

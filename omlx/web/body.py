@@ -11,10 +11,11 @@ import re
 from typing import Annotated, Any, TypeVar
 
 import orjson
+from aiohttp import web
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from omlx.web.errors import ApiError, invalid
+from omlx.web.errors import ApiError, Handler, invalid
 
 IGNORED_NAMES_MAX = 32
 """Of a body with more unknown fields the first ones are told."""
@@ -39,6 +40,15 @@ class Loose(BaseModel):
 
 
 M = TypeVar("M", bound=Loose)
+
+
+@web.middleware
+async def length_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse a body that says it is too long before any of it is read or waited for."""
+    length, limit = request.content_length or 0, request.client_max_size
+    if length > limit:
+        raise web.HTTPRequestEntityTooLarge(limit, length)
+    return await handler(request)
 
 
 def parse(model: type[M], body: bytes) -> M:

@@ -72,7 +72,6 @@ def _breaks(value: object, names: Sequence[str] = BREAKS) -> Iterator[Any]:
         for one in value:
             yield from _breaks(one, names)
     elif isinstance(value, BaseModel):
-        extra = value.model_extra or {}
-        yield from (extra[name] for name in names if extra.get(name) is not None)
+        yield from (one for name in names if (one := getattr(value, name, None)) is not None)
         for name in type(value).model_fields:
             yield from _breaks(getattr(value, name), names)

@@ -132,7 +132,7 @@ def _operation(path: str, operation: Operation, body: Json | None) -> Json:
         whole = {"type": "object", "required": list(operation.answer)}
         content = {"application/json": {"schema": whole}}
     if operation.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}
     errors = operation.errors
     refusal = errors[0] if len(errors) == 1 else {"anyOf": list(errors)}
     if operation.is_open:  # a supervisor asks, who speaks no dialect

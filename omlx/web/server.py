@@ -21,6 +21,7 @@ from omlx.web.auth import (
     key_middleware,
     origin_middleware,
 )
+from omlx.web.body import length_middleware
 from omlx.web.chat_completions import add_chat_completions
 from omlx.web.completions import add_completions
 from omlx.web.cors import add_cors_headers, cors_middleware
@@ -53,6 +54,7 @@ def make_app(edge: Edge) -> web.Application:
             cors_middleware,
             key_middleware,
             origin_middleware,
+            length_middleware,
         ],
     )
     app[EDGE] = edge

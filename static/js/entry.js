@@ -19,7 +19,7 @@ export class Entry {
     this.node.style.setProperty("--own", reachMs(row));
     this.button.addEventListener("click", () => this.toggle());
     const { words } = reuse(row.omlx.reuse_ended.reason);
-    this.#haystack = [row.id, row.client, row.route, row.model, row.finish_reason, row.error, words]
+    this.#haystack = [row.id, row.client, row.route, row.model, row.finish_reason, row.error, words, row.conversation]
       .join(" ")
       .toLowerCase();
   }
@@ -70,7 +70,7 @@ const block = (title, ...children) => element("section", {}, element("h3", {}, t
 function detail(row) {
   return [
     block(t("requests.detail.time"), phaseTable(row), element("p", { class: "help" }, savedWords(row))),
-    block(t("requests.detail.tokens"), tokenRuler(row), element("p", { class: "why" }, whyEnded(row))),
+    block(t("requests.detail.tokens"), tokenRuler(row), element("p", { class: "why" }, whyEnded(row)), whatChanged(row)),
     block(t("requests.detail.facts"), facts(row), texts(row)),
   ];
 }
@@ -84,6 +84,15 @@ function whyEnded(row) {
   return t("requests.why", { sentence, token, count: after });
 }
 
+/** Which part of the prompt differs from an earlier one, if that is known. */
+function whatChanged({ omlx: { changed } }) {
+  if (!changed) return "";
+  const { section, since, message = 0, missed_tokens: missed } = changed;
+  const key = `requests.changed.${changed.reordered ? "reordered" : section}`;
+  const words = t(key, { since, turn: message + 1, count: missed });
+  return element("p", { class: "why" }, words);
+}
+
 function facts(row) {
   const rate = (tokens, ms) => (tokens > 0 && ms > 0 ? t("overview.speed", { count: Math.round((1000 * tokens) / ms) }) : "–");
   const pairs = [
@@ -92,6 +101,7 @@ function facts(row) {
     [t("requests.fact.route"), element("code", {}, row.route)],
     [t("requests.fact.model"), row.model],
     [t("requests.fact.client"), row.client || "–"],
+    [t("requests.fact.conversation"), row.conversation || "–"],
     [t("requests.fact.finish"), row.error ?? finishWords(row)],
     [t("requests.fact.prefill"), rate(row.computed_tokens, row.omlx.prefill_ms)],
     [t("requests.fact.decode"), rate(row.generated_tokens - 1, row.omlx.decode_ms)],

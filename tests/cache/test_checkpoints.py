@@ -9,7 +9,16 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from omlx.cache.checkpoints import NEWEST_KEPT, SHARED, Mark, Place, cuts, next_cut, thin
+from omlx.cache.checkpoints import (
+    HINT_GAIN,
+    NEWEST_KEPT,
+    SHARED,
+    Mark,
+    Place,
+    cuts,
+    next_cut,
+    thin,
+)
 
 INTERVAL = 8
 lengths = st.integers(1, 200)
@@ -25,6 +34,7 @@ class Prompt:
     interval: int
     num_system: int
     branch: int | None
+    hints: tuple[int, ...] = ()
 
     @property
     def cuts(self) -> dict[int, Place]:
@@ -34,6 +44,7 @@ class Prompt:
             interval=self.interval,
             num_system=self.num_system,
             branch=self.branch,
+            hints=self.hints,
         )
 
 
@@ -47,6 +58,7 @@ def prompts(draw: st.DrawFn) -> Prompt:
         draw(intervals),
         draw(near),
         draw(st.none() | near),
+        tuple(draw(st.lists(near, max_size=4))),
     )
 
 
@@ -190,3 +202,39 @@ def test_a_divergence_recomputes_about_its_own_distance(count: int) -> None:
 @pytest.mark.parametrize("count", [64, 1000])
 def test_a_lattice_that_grows_is_kept_logarithmically(count: int) -> None:
     assert len(aged(count * INTERVAL, INTERVAL)) <= NEWEST_KEPT + 2 * count.bit_length()
+
+
+# ── hints ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_hint_is_a_cut_at_exactly_its_position() -> None:
+    found = cuts(1000, 0, interval=2000, num_system=300, hints=(100, 500))
+
+    assert found == {
+        100: Place.SYSTEM,
+        300: Place.SYSTEM,
+        500: Place.LAST,
+        999: Place.LAST,
+    }
+
+
+@given(prompts())
+def test_a_hint_takes_no_cut_away_and_is_never_next_to_one(prompt: Prompt) -> None:
+    plain = cuts(
+        prompt.num_prompt,
+        prompt.num_cached,
+        interval=prompt.interval,
+        num_system=prompt.num_system,
+        branch=prompt.branch,
+    )
+    added = sorted(set(prompt.cuts) - set(plain))
+
+    assert plain.items() <= prompt.cuts.items()
+    assert set(added) <= set(prompt.hints)
+    for position in added:
+        others = {0, prompt.num_cached, *prompt.cuts} - {position}
+        assert min(abs(position - other) for other in others) >= HINT_GAIN
+
+
+def test_a_hint_in_what_is_restored_is_no_cut() -> None:
+    assert list(cuts(1000, 400, interval=2000, hints=(100, 400))) == [999]

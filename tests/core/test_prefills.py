@@ -87,6 +87,34 @@ def test_another_share_holds_from_the_next_step_on() -> None:
     assert [step(prefills, running, decoding=True) for _ in range(3)] == [[1]] * 3
 
 
+def decoding_since(running: dict[Uid, Sequence], first_token: float) -> None:
+    """Add a stream that had its first token then."""
+    stream = next(iter(prompts(1).values()))
+    stream.state, stream.times.first_token = State.DECODE, first_token
+    running[Uid(99)] = stream
+
+
+def test_nothing_is_owed_for_short_prompts_that_came_before_the_streams_began() -> None:
+    prefills, running = make(0.9), prompts(3 * CHUNK, 3 * CHUNK)  # at 0.0
+    decoding_since(running, 0.5)
+
+    chunks = [step(prefills, running, decoding=True) for _ in range(6)]
+
+    assert all(chunks), "a chunk in each step, until both are done"
+    assert not unfinished(running)
+
+
+@pytest.mark.parametrize(("length", "first_token"), [(3 * CHUNK, -0.5), (5 * CHUNK, 0.5)])
+def test_streams_are_owed_for_who_comes_later_and_for_long_prompts(
+    length: int, first_token: float
+) -> None:
+    prefills, running = make(0.9), prompts(length)
+    decoding_since(running, first_token)
+
+    assert step(prefills, running, decoding=True) == [1]
+    assert step(prefills, running, decoding=True) == []
+
+
 def test_without_a_share_each_step_computes_a_chunk() -> None:
     prefills, running = make(0.0), prompts(80)
 

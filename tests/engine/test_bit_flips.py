@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from omlx.engine.load import LoadedModel
+from omlx.engine.load import LoadedModel, backend_name
 from tests import tiny
 from tests.engine.rig import Answer, Rig, greatest_difference
 
@@ -67,8 +67,12 @@ def ask(rig: Rig) -> Answer:
     return rig.ask(PROMPT, ANSWER_TOKENS)
 
 
+ROUNDING = 1e-4 if backend_name() == "cuda" else 0.0
+"""CUDA's matrix products don't round alike from one run to the next."""
+
+
 def same(one: Answer, other: Answer) -> bool:
-    return one.tokens == other.tokens and greatest_difference(one, other) == 0.0
+    return one.tokens == other.tokens and greatest_difference(one, other) <= ROUNDING
 
 
 @pytest.fixture(scope="module")

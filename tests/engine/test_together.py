@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from omlx.core.plan import Uid
 from omlx.engine.kv import fresh_caches, leaves
-from omlx.engine.load import LoadedModel
+from omlx.engine.load import LoadedModel, backend_name
 from omlx.engine.together import COPIED_PER_COMPUTED, compute, groups_of
 from tests import tiny
 from tests.engine.rig import Rig, greatest_difference
@@ -92,6 +92,7 @@ def test_rows_of_any_length_and_depth_end_where_they_would_alone(
 
 
 @MODELS
+@pytest.mark.skipif(backend_name() == "cuda", reason="CUDA gives small arrays more than they take")
 def test_a_row_keeps_its_own_memory_only(loaded: Loaded, name: str) -> None:
     model = loaded(name)
     rows = [fresh_caches(model.model) for _ in range(4)]

@@ -90,6 +90,18 @@ async def test_developer_is_system() -> None:
     assert without_attribution(Conversation(messages)).messages[1].parts == (REST,)
 
 
+async def test_breakpoints_stay_where_they_are() -> None:
+    """Those behind the attribution alone are none."""
+    marked = ChatMessage("system", (HEADER, "one", "two"), breaks=(1, 2, 3))
+    line = ChatMessage("system", (f"{HEADER}\none", "two"), breaks=(1,))
+    found = [without_attribution(Conversation((one, USER))).messages[0] for one in (marked, line)]
+
+    assert [(one.content, one.breaks) for one in found] == [
+        (("one", "two"), (1, 2)),
+        (("one", "two"), (1,)),
+    ]
+
+
 # ── on every route ───────────────────────────────────────────────────────────────────────────
 
 

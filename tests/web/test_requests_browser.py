@@ -11,6 +11,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from omlx.actors.stats_messages import EngineReport, ModelServed, RequestEnded
+from omlx.core.diagnosis import Change, Section
 from omlx.core.usage import EngineGauges, ModelFacts
 from tests.sim.records import record, running_row
 from tests.web.live_page import needs_chromium, open_page
@@ -30,6 +31,8 @@ SLOW = record(
     total_ms=4203.5,
     reuse_reason="no_block",
     reuse_token=0,
+    conversation="session-7",
+    change=Change("chatcmpl-older", Section.MESSAGES, 400, 900, message=1),
 )
 WARM = record(
     id="chatcmpl-warm",
@@ -132,7 +135,12 @@ async def test_a_request_tells_where_its_tokens_came_from_and_why_reuse_ended(
         "before anything was computed"
     )
     await page.locator('[data-id="chatcmpl-slow"] .entry').click()
-    await expect(page.locator('[data-id="chatcmpl-slow"]')).to_contain_text("Nothing was reused.")
+    slow = page.locator('[data-id="chatcmpl-slow"]')
+    await expect(slow).to_contain_text("Nothing was reused.")
+    await expect(slow).to_contain_text(
+        "Turn 2 reads differently than in chatcmpl-older: 500 more tokens would have been found."
+    )
+    await expect(slow).to_contain_text("session-7")
 
 
 async def test_a_filter_leaves_what_fits_and_says_so(served: Served, browser: Browser) -> None:
