@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Self
@@ -30,9 +32,13 @@ class Faulty(Exception):
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below the ports that systems give to those who call, of which thousands come and go here."""
+    chance = random.SystemRandom()  # others, with the same seed, look for one at the same time
+    while True:
+        port = chance.randrange(20_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def until(holds: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:

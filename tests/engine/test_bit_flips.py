@@ -161,7 +161,7 @@ def test_a_flipped_bit_is_never_answered_from(
         assert answer.cached in stored.right, what
         assert same(answer, stored.right[answer.cached]), what
         # With losses, KV computed after a walk-back stands beside what the first life computed.
-        assert greatest_difference(again, stored.right[0]) <= FAR[stored.codec], what
+        assert greatest_difference(again, stored.right[0]) <= FAR[stored.codec] + ROUNDING, what
         told = refused or rig.cache.stats.corrupt_blocks > 0
         assert told or answer.cached == FULL, what
         header = LENGTH_BYTES + int.from_bytes(stored.files[name][:LENGTH_BYTES], "little")

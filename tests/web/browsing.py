@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright, expect
 
 from omlx.web.auth import COOKIE, cookie_value
 from omlx.web.i18n import LANGUAGE_COOKIE
 from tests.web.serving import Server
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+PATIENCE_MS = 20_000.0
+"""What a browser and a server on two busy cores may take; nobody waits so long for what holds."""
+
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),
@@ -31,6 +34,7 @@ TELL_VIOLATIONS = (
 
 @asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
+    expect.set_options(timeout=PATIENCE_MS)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
