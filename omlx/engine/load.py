@@ -122,8 +122,6 @@ def _probe(model: nn.Module, *, evaluate: bool = True) -> ModelCacheConfig:
     try:
         fresh_caches(model)
         return probe(model, evaluate=evaluate)
-    except UnsupportedModel:
-        raise
     except Exception as error:
         raise UnsupportedModel(f"a first forward pass failed: {error!r}") from error
 

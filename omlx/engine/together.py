@@ -81,13 +81,15 @@ def compute(
 
 def merge(config: ModelCacheConfig, rows: Sequence[list[Any]]) -> list[Any]:
     """Caches of all rows in order. What was given is unchanged if there are more than one."""
+    return rows[0] if len(rows) == 1 else _merged(config, rows)
+
+
+def _merged(config: ModelCacheConfig, rows: Sequence[list[Any]]) -> list[Any]:
+    """The same by halves, so that no row is copied more often than needed; never the rows' own."""
     if len(rows) == 1:
-        return rows[0]
+        return _own(config, rows[0])
     half = len(rows) // 2
-    if len(rows) > 2:
-        left, right = merge(config, rows[:half]), merge(config, rows[half:])
-    else:
-        left, right = (_own(config, row) for row in rows)
+    left, right = _merged(config, rows[:half]), _merged(config, rows[half:])
     for cache, other in zip(left, right, strict=True):
         cache.extend(other)
     return left
