@@ -21,9 +21,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-GROWTH = {"objects": 1.05, "arrays": 1.2, "mlx_bytes": 1.2, "threads": 1.3, "files": 1.2}
+GROWTH = {"objects": 1.05, "arrays": 1.2, "mlx_bytes": 1.2, "threads": 1.0, "files": 1.2}
 """Of the second fifth, at the end. What is remembered of requests is bounded and has filled up by
-then; which blocks are in RAM changes; threads are started when they are first needed."""
+then; which blocks are in RAM changes."""
 RSS_GROWTH = 1.1
 
 

@@ -3,16 +3,21 @@
     python tests/counted.py FILE python -m omlx serve ...
 
 FILE gets a line of JSON each time: objects that the garbage collector knows, bytes and arrays of
-MLX, threads, open files. As a prefix of a command it can stand before a server that is not to know.
+FILE gets a line of JSON each time: objects that the garbage collector knows, bytes and arrays of
+MLX, threads, open files. A pool counts as one thread: how many of its bounded number it has started
+tells how busy it was, not what is left behind. As a prefix of a command it can stand before a
+server that is not to know.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import re
 import signal
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
@@ -27,9 +32,16 @@ def held() -> dict[str, int]:
         "objects": len(objects),
         "arrays": 0 if mlx is None else sum(type(one) is mlx.array for one in objects),
         "mlx_bytes": 0 if mlx is None else mlx.get_active_memory(),
-        "threads": threading.active_count(),
+        "threads": len(_apart_from_pools(one.name for one in threading.enumerate())),
         "files": sum(1 for _ in Path("/dev/fd").iterdir()),
     }
+
+
+def _apart_from_pools(names: Iterable[str]) -> list[str]:
+    """``concurrent.futures`` calls the threads of a pool NAME_0, NAME_1, ..."""
+    names = list(names)
+    pools = {match[1] for name in names if (match := re.fullmatch(r"(.+)_\d+", name))}
+    return [*(name for name in names if not re.fullmatch(r".+_\d+", name)), *pools]
 
 
 def main() -> None:
