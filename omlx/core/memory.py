@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omlx.cache.hybrid_cache import LayerKind, ModelCacheConfig
+from omlx.core.wave import most_chunks
 
 GROWTH_TOKENS = 256
 """A buffer has room for at most so many tokens more than there are."""
@@ -91,7 +92,7 @@ class RowMemory:
 
     def computing(self, num_rows: int, longest: int, prompt: int) -> int:
         """What a step takes beside the caches. ``prompt``: the longest that is still computed."""
-        chunk = self.chunk_tokens if prompt else 0
+        chunk = self.chunk_tokens * most_chunks(num_rows) if prompt else 0
         scores = max(
             chunk * (self.peak.token_bytes + prompt * self.peak.pair_bytes),
             num_rows * (self.peak.token_bytes + longest * self.peak.pair_bytes),

@@ -1,7 +1,8 @@
 """Whose prompt is computed in the next step, when the running streams must have their turn first,
 and which rows can decode after it.
 
-A step computes chunks of prompts, together no longer than one whole chunk. Every other chunk goes
+A step computes chunks of prompts, together no longer than one whole chunk, or than some of them
+while many prompts wait that came together (see ``wave``). Every other chunk goes
 to the oldest prompt, the ones between to the one with least left: a short prompt that arrives
 during a long one waits for about as many chunks as it has itself, and the long one always gets on.
 
@@ -16,14 +17,13 @@ for everybody. Measured with 8 prompts of 128 tokens at once on CPU: paced, 0.75
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from omlx.core.limits import SchedulerLimits
 from omlx.core.plan import Fork, Prefill, StepResult, Uid
 from omlx.core.sequence import Sequence, State
-
-WAVE_CHUNKS = 4
-"""A prompt of more chunks than this is a long one, whenever it came."""
+from omlx.core.wave import WAVE_CHUNKS, most_chunks
 
 MOST_SHARE = 0.99
 """Even who gives everything to the streams lets prompts get on a little."""
@@ -57,8 +57,9 @@ class Prefills:
     ) -> tuple[list[Prefill], list[Fork], list[Uid]]:
         """Chunks of prompts to compute, and every row that then can decode."""
         waits = decoding and self._owed_s > 0
-        stops = {} if waits else dict(self._chunks(running))
-        self._owing = any(self._disturbs(running[uid], running) for uid in stops)
+        wave = self._wave(running)
+        stops = {} if waits else dict(self._chunks(running, wave))
+        self._owing = not stops.keys() <= wave
         starts: list[Uid] = []
         for sequence in running.values():
             if sequence.state is State.PREFILL:
@@ -72,16 +73,20 @@ class Prefills:
         prefills = [Prefill(uid, stop) for uid, stop in stops.items()]
         return prefills, forks, [*starts, *(fork.uid for fork in forks)]
 
-    def _disturbs(self, sequence: Sequence, running: Mapping[Uid, Sequence]) -> bool:
-        """Whether some stream ran before it came, or it is too long for anybody's wave."""
-        to_compute = sequence.last_prompt_position - sequence.num_cached
-        if to_compute > WAVE_CHUNKS * self.limits.chunk_tokens:
-            return True
-        came = sequence.times.submitted
+    def _wave(self, running: Mapping[Uid, Sequence]) -> set[Uid]:
+        """Whose prompts are computed, are short, and came before any stream ran."""
+        short = WAVE_CHUNKS * self.limits.chunk_tokens
         begun = [s.times.first_token for s in running.values() if s.state is State.DECODE]
-        return any(first is not None and first < came for first in begun)
+        first = min((at for at in begun if at is not None), default=math.inf)
+        return {
+            s.uid
+            for s in running.values()
+            if s.state is State.PREFILL
+            and s.last_prompt_position - s.num_cached <= short
+            and s.times.submitted <= first
+        }
 
-    def _chunks(self, running: Mapping[Uid, Sequence]) -> Iterator[tuple[Uid, int]]:
+    def _chunks(self, running: Mapping[Uid, Sequence], wave: set[Uid]) -> Iterator[tuple[Uid, int]]:
         """(sequence, where its chunk ends) of those that fit into a step."""
         limits = self.limits
         oldest_first = [
@@ -95,7 +100,11 @@ class Prefills:
         if self._oldest_next:
             order = [oldest_first[0], *(s for s in order if s is not oldest_first[0])]
         self._oldest_next = order[0] is not oldest_first[0]
-        room = limits.chunk_tokens
+        together = [s for s in order if s.uid in wave]
+        chunks = most_chunks(len(together)) if order[0].uid in wave else 1
+        if chunks > 1:
+            order = together
+        room = chunks * limits.chunk_tokens
         for sequence in order:
             stop = sequence.next_stop(limits.chunk_tokens)
             length = stop - sequence.num_computed

@@ -13,6 +13,7 @@ from omlx.core.plan import StepResult, Uid
 from omlx.core.prefills import Prefills
 from omlx.core.sequence import Request, Sequence, State, Times
 from omlx.core.text import TextStream
+from omlx.core.wave import most_chunks
 from tests.sim.fake_engine import Letters
 
 CHUNK = 8
@@ -52,7 +53,7 @@ def step(prefills: Prefills, running: Mapping[Uid, Sequence], *, decoding: bool)
     for chunk in chunks:
         computed += chunk.stop - running[chunk.uid].num_computed
         running[chunk.uid].num_computed = chunk.stop
-    assert computed <= CHUNK, "no stream waits for more than a chunk"
+    assert computed <= CHUNK * most_chunks(len(running)), "no stream waits for more"
     for uid in starts:
         running[uid].state = State.DECODE
     result = StepResult((), prefill_s=computed * TOKEN_S, decode_s=DECODE_S * decoding)
@@ -102,6 +103,32 @@ def test_nothing_is_owed_for_short_prompts_that_came_before_the_streams_began() 
 
     assert all(chunks), "a chunk in each step, until both are done"
     assert not unfinished(running)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "together"), [(1, 1), (4, 1), (7, 1), (8, 2), (12, 3), (16, 4), (40, 4)]
+)
+def test_a_step_computes_a_quarter_of_those_that_came_together(waiting: int, together: int) -> None:
+    chunks = step(make(), prompts(*[CHUNK] * waiting), decoding=False)
+
+    assert chunks == list(range(1, together + 1))
+
+
+@pytest.mark.parametrize("many", [8, 16])
+def test_a_stream_that_ran_before_waits_for_one_chunk_however_many_come(many: int) -> None:
+    running = prompts(*[CHUNK] * many)
+    decoding_since(running, -0.5)
+
+    assert len(step(make(0.0), running, decoding=True)) == 1
+
+
+def test_a_long_prompt_does_not_share_a_wide_step() -> None:
+    running = prompts(8000, *[CHUNK] * 8)
+    prefills = make()
+
+    steps = [step(prefills, running, decoding=False) for _ in range(4)]
+
+    assert steps == [[1], [2, 3], [1], [4]], "of the wave two, until fewer than eight wait"
 
 
 @pytest.mark.parametrize(("length", "first_token"), [(3 * CHUNK, -0.5), (5 * CHUNK, 0.5)])
