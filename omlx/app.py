@@ -34,7 +34,7 @@ from omlx.engine.host_memory import keep_freed_memory
 from omlx.engine.kv import UnsupportedModel
 from omlx.engine.load import LoadedModel, load, working_set_bytes
 from omlx.engine.measure import measure_chunk
-from omlx.engine.thread import EngineThread
+from omlx.engine.thread import EngineThread, take_short_turns
 from omlx.kernel.restart import RestartBudget
 from omlx.kernel.supervisor import GaveUp, Supervisor
 from omlx.live_settings import DRAIN_S, LiveSettings, Started, chunk_tokens
@@ -242,6 +242,7 @@ class App:
 
 async def serve(loaded: Loaded) -> int:
     """Run the server; returns the process's exit code."""
+    take_short_turns()
     keep_freed_memory()  # a thread that has begun keeps a heap of its own
     try:
         await App(loaded).run()

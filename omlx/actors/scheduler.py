@@ -172,8 +172,8 @@ class SchedulerActor(Actor):
                 )
                 self._start_reads()
                 self._core.close_ended(self._now())
-                self._emit()
                 self._step()
+                self._emit()
                 return None
             case StepDone(plan, outcome):
                 if isinstance(outcome, Exception):
@@ -182,10 +182,10 @@ class SchedulerActor(Actor):
                 if isinstance(outcome, StepResult):
                     self._measure(plan, outcome)
                 self._core.apply(plan, outcome, self._now())
-                self._emit()
                 self._cancel_abandoned()
                 self._busy = False
                 self._kick()
+                self._emit()
                 return None
             case BlocksRead(uid, outcome):
                 if isinstance(outcome, ActorGone | Rejected):
@@ -238,8 +238,8 @@ class SchedulerActor(Actor):
             self.pipe(self._cache.ask(Settle(work)), wrap=CacheSettled)
         else:
             self._core.close_ended(self._now())
-            self._emit()
             self._step()
+            self._emit()
 
     def _step(self) -> None:
         plan = self._core.plan()
@@ -289,6 +289,7 @@ class SchedulerActor(Actor):
     # ── to the clients ───────────────────────────────────────────────────────────────────────
 
     def _emit(self) -> None:
+        """After the next step has begun: the engine computes while the clients are written to."""
         for event in self._core.take_events():
             match event:
                 case Delta():

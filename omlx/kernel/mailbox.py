@@ -169,15 +169,19 @@ class Ref(Generic[M]):
         """
         await self._mailbox.put(Envelope(message))
 
-    async def ask(self, message: Ask[R]) -> R:
-        """Send and wait for the answer. Raises MailboxFull, ActorGone or the receiver's Rejected.
+    def ask(self, message: Ask[R]) -> asyncio.Future[R]:
+        """Send, and return the answer to come. It may be MailboxFull, ActorGone or the receiver's
+        Rejected; awaiting raises these.
 
-        Bound the wait with ``asyncio.timeout``; the mailbox itself never times out.
+        The message is queued when this returns: who is asked before others are told runs before
+        them. Bound the wait with ``asyncio.timeout``; the mailbox itself never times out.
         """
         reply: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        if self._mailbox.offer(Envelope(message, reply)):
-            return await reply
-        self._mailbox.refused += 1
-        if self._mailbox.closed is not None:
-            raise ActorGone(str(self._mailbox.closed))
-        raise MailboxFull(f"{self.name} has {self._mailbox.capacity} messages waiting; ask later")
+        if not self._mailbox.offer(Envelope(message, reply)):
+            self._mailbox.refused += 1
+            if self._mailbox.closed is not None:
+                reply.set_exception(ActorGone(str(self._mailbox.closed)))
+            else:
+                waiting = f"{self.name} has {self._mailbox.capacity} messages waiting; ask later"
+                reply.set_exception(MailboxFull(waiting))
+        return reply

@@ -12,10 +12,19 @@ from dataclasses import replace
 
 import pytest
 
-from omlx.actors.messages import ClearCache, IsScanned, ProbeCache
+from omlx.actors.messages import (
+    ChoiceEnded,
+    ClearCache,
+    Ended,
+    IsScanned,
+    ProbeCache,
+    Submit,
+    TextDelta,
+)
 from omlx.cache.blocks import BlockHash, pack_tokens
 from omlx.cache.cold_tier import WritePolicy
 from omlx.core.sequence import Request
+from omlx.kernel.stream import Stream
 from tests.sim.fake_disk import FakeDisk
 from tests.sim.fake_engine import Mishaps, alone
 from tests.sim.loop import simulate
@@ -147,6 +156,35 @@ def test_a_server_that_was_killed_at_any_moment_starts_again(seed: int) -> None:
     for answer in simulate(second_life()):
         assert answer.outcome == "ended"
         check_answer(answer)
+
+
+class Watched(Stream[TextDelta | ChoiceEnded | Ended]):
+    """Notes whether the engine's next step has been asked for when a token is written."""
+
+    def __init__(self, capacity: int, world: World) -> None:
+        super().__init__(capacity)
+        self._world = world
+        self.steps_waiting: list[int] = []
+
+    def write(self, item: TextDelta | ChoiceEnded | Ended) -> None:
+        queued = self._world.supervisor.mailboxes()
+        self.steps_waiting.append(queued["model_runner"].queued + queued["paged_cache"].queued)
+        super().write(item)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_next_step_is_on_its_way_before_the_clients_are_written_to(seed: int) -> None:
+    async def main() -> list[int]:
+        async with World(seed, FakeDisk()) as world:
+            stream = Watched(41, world)
+            await world.refs["scheduler"].ask(Submit(request(LASTING, 40), stream))
+            async with stream:
+                async for _ in stream:
+                    pass
+        return stream.steps_waiting
+
+    *decoding, _ = simulate(main())
+    assert decoding == [1] * 40
 
 
 # ── one promise each ─────────────────────────────────────────────────────────────────────────

@@ -159,7 +159,7 @@ def test_an_ask_still_waiting_when_a_drain_overruns_is_answered() -> None:
         adder = stage.spawn(Adder, drain_s=2.0)
         async with stage:
             await adder.tell(Sleep(99.0))
-            waiting = asyncio.create_task(adder.ask(Add(1)))
+            waiting = adder.ask(Add(1))
             await asyncio.sleep(0.1)
         with pytest.raises(ActorGone, match="adder stopped"):
             await waiting

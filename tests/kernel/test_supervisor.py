@@ -137,7 +137,7 @@ def test_stopping_drains_what_is_queued() -> None:
         stage = Stage()
         adder = stage.spawn(Adder)
         async with stage:
-            asks = [asyncio.create_task(adder.ask(Add(1))) for _ in range(4)]
+            asks = [adder.ask(Add(1)) for _ in range(4)]
             await asyncio.sleep(0)
         assert [await ask for ask in asks] == [1, 2, 3, 4]
 

@@ -475,7 +475,7 @@ async def test_who_goes_away_stops_it(made: CacheFiles, tmp_path: Path) -> None:
 async def test_the_end_of_the_server_stops_it(made: CacheFiles, tmp_path: Path) -> None:
     made.chain(1)
     async with serving(made.root, tmp_path) as served:
-        verifying = asyncio.create_task(served.cache.ask(VerifyFiles()))
+        verifying = served.cache.ask(VerifyFiles())
         await asyncio.to_thread(served.files.begun.wait, SOON_S)
 
     assert await asyncio.to_thread(served.files.was_stopped.wait, SOON_S)
