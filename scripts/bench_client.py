@@ -11,8 +11,9 @@
     evict-revisit  a document, ``--between`` others, the first again
     no-reuse       new documents, short answers: tokens a second, both together
     concurrent     ``--streams`` answers at once: tokens a second, time between two tokens
-    mixed          a long and a short prompt while an answer runs: the answer's rate as a share of
-                   what it was before; first token of the short prompt
+    mixed          a long and a short prompt while an answer runs: its rate until the long one has
+                   its first token, as a share of what the same tokens have alone; first token of
+                   the short prompt
     restart        a document, the process restarted, the same again
 
 Where nothing is said, the time to the first token. All servers are asked the same, by turns; who
@@ -191,7 +192,9 @@ async def mixed(client: Client, chats: Chats, options: argparse.Namespace) -> li
     await under_way.wait()
     disturbed = (client.ask(long, 1), client.ask(short, 1))
     waited, brief = await asyncio.gather(*disturbed)
-    share = share_meanwhile((await running).arrivals, waited.sent, waited.arrivals[0])
+    disturbed_arrivals = (await running).arrivals
+    alone = (await client.ask(stream, 3 * options.answer)).arrivals
+    share = share_meanwhile(disturbed_arrivals, alone, waited.sent, waited.arrivals[0])
     return [
         Value("running answer, share of its rate", "of 1", share),
         Value("first token of the short prompt", "ms", brief.ttft_ms, brief.cached_tokens),
@@ -199,15 +202,21 @@ async def mixed(client: Client, chats: Chats, options: argparse.Namespace) -> li
     ]
 
 
-def share_meanwhile(arrivals: Sequence[float], start: float, stop: float) -> float:
-    """Tokens a second from ``start`` to ``stop`` as a share of those before. Raises TooShort."""
-    before = [arrival for arrival in arrivals if arrival <= start]
+def share_meanwhile(
+    arrivals: Sequence[float], alone: Sequence[float], start: float, stop: float
+) -> float:
+    """Of ``start`` to ``stop``, the part that the tokens of that time take ``alone``.
+
+    Compared token by token, because each takes longer than the one before it. Raises TooShort.
+    """
+    before = sum(arrival <= start for arrival in arrivals)
+    last = sum(arrival <= stop for arrival in arrivals) - 1
     stop = min(stop, arrivals[-1])
-    if len(before) < SOLO_PIECES or stop <= start:
+    if before < SOLO_PIECES or stop <= start:
         raise TooShort("the running answer ended before it was disturbed")
-    meanwhile = sum(start < arrival <= stop for arrival in arrivals)
-    alone = (len(before) - 1) / (before[-1] - before[0])
-    return meanwhile / (stop - start) / alone
+    if len(alone) <= last:
+        raise TooShort("the running answer was shorter when it was asked alone")
+    return (alone[last] - alone[before - 1]) / (stop - start)
 
 
 async def restart(client: Client, chats: Chats, options: argparse.Namespace) -> list[Value]:

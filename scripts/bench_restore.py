@@ -6,9 +6,9 @@ Ours is the reader as the server runs it: several files in flight, each read, ch
 by its checksums. ``arrays`` ends with what the RAM tier keeps and the engine restores from, ``row``
 with the blocks joined in the caches of a row (a checkpoint has no such part). Raw is one ``preadv``
 of each whole file into memory of its own, which is kept until all are read: any reader has to own
-the bytes that it hands over. It is done in as many threads of the same kind, and in one; "of best"
-is against the faster of the two. All ways take memory from one heap that keeps what was freed, as
-in the server (``engine/host_memory``): so none has pages cleared first, and none has an advantage.
+the bytes that it hands over. It is done in one thread, as a plain loop over the files would, and in
+as many threads of the same kind as ours has. All ways take memory from one heap that keeps what was
+freed, as in the server (``engine/host_memory``): so none has pages cleared first.
 ``floor`` is the least that a reader can do that proves what it read: ``preadv`` and xxh3-128 in
 pieces of 512 kB and, for states, one pass that looks for values that are not finite; no header, no
 actor, nothing else. What ours takes beyond it is ours to save.
@@ -242,7 +242,7 @@ async def bench(kind: str, threads: int, arguments: argparse.Namespace) -> list[
                     "mbytes": one.nbytes / 1e6,
                     **{f"{name}_mb_s": value for name, value in mb_s.items()},
                     "arrays_of_raw": mb_s["arrays"] / mb_s["raw"],
-                    "arrays_of_best": mb_s["arrays"] / max(mb_s["raw"], mb_s["raw_one_thread"]),
+                    "arrays_of_raw_one_thread": mb_s["arrays"] / mb_s["raw_one_thread"],
                     "floor_of_raw": mb_s["floor"] / mb_s["raw"],
                     "row_of_raw": mb_s["row"] / mb_s["raw"],
                 }
@@ -264,7 +264,7 @@ def main() -> None:
     keep_freed_memory()
     print(
         "MB/s        threads  page     raw 1      raw    floor  of raw"
-        "   arrays  of raw of best      row  of raw"
+        "   arrays  of raw of raw 1     row  of raw"
     )
     rows: list[dict[str, Any]] = []
     for kind in KINDS:
@@ -276,7 +276,7 @@ def main() -> None:
                     f"{row['raw_one_thread_mb_s']:9,.0f}{row['raw_mb_s']:9,.0f}"
                     f"{row['floor_mb_s']:9,.0f}{row['floor_of_raw']:8.0%}"
                     f"{row['arrays_mb_s']:9,.0f}{row['arrays_of_raw']:8.0%}"
-                    f"{row['arrays_of_best']:8.0%}"
+                    f"{row['arrays_of_raw_one_thread']:8.0%}"
                     f"{row['row_mb_s']:9,.0f}{row['row_of_raw']:8.0%}",
                     flush=True,
                 )

@@ -5,12 +5,14 @@
 FILE gets a line of JSON each time: objects that the garbage collector knows, bytes and arrays of
 FILE gets a line of JSON each time: objects that the garbage collector knows, bytes and arrays of
 MLX, threads, open files. A pool counts as one thread: how many of its bounded number it has started
-tells how busy it was, not what is left behind. As a prefix of a command it can stand before a
+tells how busy it was, not what is left behind. What is free is given back to the system first, so
+that the memory of the process is what it uses. As a prefix of a command it can stand before a
 server that is not to know.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import re
@@ -18,6 +20,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -26,6 +29,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 def held() -> dict[str, int]:
     gc.collect()
+    if sys.platform.startswith("linux"):
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
     objects = gc.get_objects()
     mlx = sys.modules.get("mlx.core")
     return {

@@ -162,16 +162,20 @@ def test_documents_are_the_same_each_time_and_differ_from_the_first_word_on() ->
 # ── what the client concludes ────────────────────────────────────────────────────────────────
 
 
-def test_the_share_of_a_running_answer_is_its_rate_while_a_prompt_is_computed() -> None:
-    alone = [n / 16 for n in range(17)]  # 16 a second until 1.0
-    slower = [1.0 + n / 4 for n in range(1, 17)]  # 4 a second until 5.0
+def test_the_share_of_a_running_answer_is_what_its_tokens_take_alone() -> None:
+    before = [n / 16 for n in range(17)]  # 16 a second until 1.0
+    disturbed = [*before, *(1.0 + n / 4 for n in range(1, 17))]  # 4 a second until 5.0
+    alone = [n / 16 for n in range(33)]
+    slower = [*before, *(1.0 + n / 8 for n in range(1, 17))]  # late tokens take longer anyway
 
-    assert share_meanwhile([*alone, *slower], 1.0, 4.0) == pytest.approx(0.25)
-    assert share_meanwhile([*alone, *slower], 1.0, 9.0) == pytest.approx(0.25)
-    with pytest.raises(bench_client.TooShort):
-        share_meanwhile(alone, 0.5, 3.0)
-    with pytest.raises(bench_client.TooShort):
-        share_meanwhile(alone, 1.0, 3.0)
+    assert share_meanwhile(disturbed, alone, 1.0, 4.0) == pytest.approx(0.25)
+    assert share_meanwhile(disturbed, alone, 1.0, 9.0) == pytest.approx(0.25)
+    assert share_meanwhile(disturbed, slower, 1.0, 4.0) == pytest.approx(0.5)
+    for arrivals, by_itself, start in ((before, alone, 0.5), (before, alone, 1.0)):
+        with pytest.raises(bench_client.TooShort, match="before it was disturbed"):
+            share_meanwhile(arrivals, by_itself, start, 3.0)
+    with pytest.raises(bench_client.TooShort, match="shorter"):
+        share_meanwhile(disturbed, before, 1.0, 4.0)
 
 
 def test_a_server_option_names_its_server_and_may_hold_any_sign_behind_the_first() -> None:

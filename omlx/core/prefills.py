@@ -27,16 +27,18 @@ from omlx.core.wave import WAVE_CHUNKS, most_chunks
 
 MOST_SHARE = 0.99
 """Even who gives everything to the streams lets prompts get on a little."""
+ROUNDING_S = 1e-6
+"""For less nobody waits a step."""
 
 
 class Prefills:
     def __init__(self, limits: SchedulerLimits) -> None:
         self.set_limits(limits)
         self._owed_s = 0.0
-        """Of decoding, that the running streams have not had yet; below 0: had before."""
+        """Of decoding, that the running streams have not had yet."""
         self._oldest_next = True
         self._owing = True
-        """Whether the streams are owed for the step that is being computed."""
+        """Whether the streams are owed for the last chunks, and for storing what came of them."""
 
     def set_limits(self, limits: SchedulerLimits) -> None:
         self.limits = limits
@@ -48,18 +50,19 @@ class Prefills:
         if not decoding:
             self._owed_s = 0.0
             return
-        lent = self._debt_rate * result.prefill_s if self._owing else 0.0
-        owed = self._owed_s + lent - result.decode_s
-        self._owed_s = max(-result.decode_s, owed)  # a step more than owed is not lost
+        lent_s = result.prefill_s + result.restore_s + result.store_s if self._owing else 0.0
+        # What a step gives beyond what was owed is not taken back: it is a share at least.
+        self._owed_s = max(0.0, self._owed_s + self._debt_rate * lent_s - result.decode_s)
 
     def next(
         self, running: Mapping[Uid, Sequence], *, decoding: bool
     ) -> tuple[list[Prefill], list[Fork], list[Uid]]:
         """Chunks of prompts to compute, and every row that then can decode."""
-        waits = decoding and self._owed_s > 0
+        waits = decoding and self._owed_s > ROUNDING_S
         wave = self._wave(running)
         stops = {} if waits else dict(self._chunks(running, wave))
-        self._owing = not stops.keys() <= wave
+        if stops:
+            self._owing = not stops.keys() <= wave
         starts: list[Uid] = []
         for sequence in running.values():
             if sequence.state is State.PREFILL:

@@ -25,7 +25,8 @@ from omlx.web.ids import set_request_id
 from omlx.web.prompt_usage import expected_cached
 
 STALLED_S = 120.0
-"""A stream whose engine makes no step for so long ends: a heartbeat must not hide that."""
+"""An answer whose engine makes no step for so long ends, in a stream as well: its heartbeat must
+not hide that."""
 
 
 class Frames(Protocol):
@@ -70,11 +71,18 @@ class Choice:
 async def collect(
     request: web.Request, prompts: Sequence[Prepared]
 ) -> tuple[list[Choice], list[RequestRecord]]:
-    """Every choice, those of a prompt together, and one record a prompt."""
+    """Every choice, those of a prompt together, and one record a prompt.
+
+    Raises ApiError when the engine has made no step for too long.
+    """
     choices = [Choice() for prepared in prompts for _ in range(prepared.request.n)]
     records: list[RequestRecord] = []
     async with AsyncExitStack() as stack:
-        async for item in await _started(request, prompts, stack):
+        items = sse.with_heartbeat(await _started(request, prompts, stack))
+        async for item in await stack.enter_async_context(aclosing(items)):
+            if item is None:
+                await _check_progress(request.app[EDGE])
+                continue
             choices[item.index].items.append(item)
             if isinstance(item, Ended):
                 records.append(item.record)

@@ -51,6 +51,22 @@ async def test_a_stream_whose_engine_stands_still_ends_with_an_error(
 
 
 @pytest.mark.parametrize("path", STREAMS)
+async def test_an_answer_whose_engine_stands_still_is_an_error(
+    server: Server, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(sse.with_heartbeat, "__defaults__", (0.02,))
+    monkeypatch.setattr(streaming, "STALLED_S", 0.3)
+    server.gate.hold("start")
+    status, answer, headers = await server.post(STREAMS[path], path)
+    server.gate.open()
+
+    assert status == 503
+    assert "made no step" in answer["error"]["message"]
+    assert int(headers["Retry-After"]) >= 1
+    await server.handling(0)
+
+
+@pytest.mark.parametrize("path", STREAMS)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_has_one_id_in_its_headers_its_body_and_the_list(
     server: Server, path: str, stream: bool
