@@ -27,6 +27,10 @@ from omlx.core.wave import WAVE_CHUNKS, most_chunks
 
 MOST_SHARE = 0.99
 """Even who gives everything to the streams lets prompts get on a little."""
+SLOWER_BETWEEN = 1.08
+"""How much longer a decoding step takes between chunks, which leave it nothing in the processor's
+caches while blocks are written, than alone. Without it a stream beside a prompt of 3,000 tokens had
+0.48 of its rate where it was to have half (SmolLM2 on two cores)."""
 ROUNDING_S = 1e-6
 """For less nobody waits a step."""
 
@@ -43,7 +47,7 @@ class Prefills:
     def set_limits(self, limits: SchedulerLimits) -> None:
         self.limits = limits
         share = min(limits.decode_share, MOST_SHARE)
-        self._debt_rate = share / (1.0 - share)
+        self._debt_rate = SLOWER_BETWEEN * share / (1.0 - share)
 
     def ran(self, result: StepResult, *, decoding: bool) -> None:
         """Account for a step; ``decoding``: whether streams ran beside its prompts."""

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from omlx.core.limits import SchedulerLimits
 from omlx.core.plan import StepResult, Uid
-from omlx.core.prefills import Prefills
+from omlx.core.prefills import SLOWER_BETWEEN, Prefills
 from omlx.core.sequence import Request, Sequence, State, Times
 from omlx.core.text import TextStream
 from omlx.core.wave import most_chunks
@@ -75,7 +75,7 @@ def test_running_streams_keep_their_share_of_the_time(share: float) -> None:
         elapsed += DECODE_S + TOKEN_S * CHUNK * bool(step(prefills, running, decoding=True))
         decoded += DECODE_S
 
-    owed_s = share / (1 - share) * CHUNK * TOKEN_S
+    owed_s = SLOWER_BETWEEN * share / (1 - share) * CHUNK * TOKEN_S
     most = (owed_s + DECODE_S) / (owed_s + DECODE_S + CHUNK * TOKEN_S)
     assert share - 0.001 <= decoded / elapsed < most
 
@@ -87,7 +87,8 @@ def test_streams_are_owed_for_what_a_prompt_takes_to_be_stored_and_restored() ->
     while not step(prefills, running, decoding=True):
         waited += 1
 
-    stored = StepResult((), store_s=5 * DECODE_S, restore_s=5 * DECODE_S, decode_s=DECODE_S)
+    half_s = 5 * DECODE_S / SLOWER_BETWEEN
+    stored = StepResult((), store_s=half_s, restore_s=half_s, decode_s=DECODE_S)
     prefills.ran(stored, decoding=True)
     longer = 0
     while not step(prefills, running, decoding=True):
