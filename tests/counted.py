@@ -3,7 +3,6 @@
     python tests/counted.py FILE python -m omlx serve ...
 
 FILE gets a line of JSON each time: objects that the garbage collector knows, bytes and arrays of
-FILE gets a line of JSON each time: objects that the garbage collector knows, bytes and arrays of
 MLX, threads, open files. A pool counts as one thread: how many of its bounded number it has started
 tells how busy it was, not what is left behind. What is free is given back to the system first, so
 that the memory of the process is what it uses. As a prefix of a command it can stand before a

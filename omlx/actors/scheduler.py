@@ -103,6 +103,8 @@ class SchedulerActor(Actor):
         self._busy = False
         self._flush = False
         self._pausing = False
+        self._cancelled = False
+        """Whether other choices of a request that failed are to be taken out."""
         self._stopping = False
         self._last_step_s = 0.0
         self._prefill_tps = 0.0
@@ -298,6 +300,9 @@ class SchedulerActor(Actor):
                         stream.write(TextDelta(event.pieces, (event.sampled,), event.index))
                 case Closed():
                     self._end(event)
+        if self._cancelled:
+            self._cancelled = False
+            self._kick()
 
     def _end(self, closed: Closed) -> None:
         stream = self._streams[closed.leader]
@@ -314,6 +319,7 @@ class SchedulerActor(Actor):
         if closed.error is not None:
             stream.end(GenerationFailed(closed.error))
             self._core.cancel(closed.leader, self._now())
+            self._cancelled = True
         elif record is None:
             stream.write(ChoiceEnded(closed.pieces, closed.finish_reason, closed.index))
         else:

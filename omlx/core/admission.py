@@ -142,7 +142,7 @@ class Admission:
 
     def _need(self, rows: Items[Sequence], plan: MemoryPlan) -> int:
         """Of rows at their end, as reckoned now."""
-        return plan.row.need([self._expected(s) for s in rows], _longest_prompt(rows))
+        return plan.row.need([self._expected(s) for s in rows], *_prompts(rows))
 
     def _expected(self, sequence: Sequence) -> int:
         """Tokens of it at its end, as reckoned now."""
@@ -174,7 +174,7 @@ class Admission:
             return sequence.num_tokens
         rows = _with_rows(running)
         others = self._copies((s for s in rows if s is not sequence), plan)
-        now = plan.row.need([s.num_tokens + 1 for s in rows], _longest_prompt(rows))
+        now = plan.row.need([s.num_tokens + 1 for s in rows], *_prompts(rows))
         spare = plan.room_bytes - others - now
         return min(sequence.num_tokens, max(0, spare) // max(1, plan.row.block_token_bytes))
 
@@ -186,7 +186,7 @@ class Admission:
         rows = [s for s in running if s.state is not State.CLOSING]
         if plan is None or len(rows) < 2:
             return None
-        now = plan.row.need([s.num_tokens + 1 for s in rows], _longest_prompt(rows))
+        now = plan.row.need([s.num_tokens + 1 for s in rows], *_prompts(rows))
         fits = now + self._copies(rows, plan) <= plan.room_bytes
         return None if fits else max(rows, key=lambda s: s.uid)
 
@@ -240,7 +240,8 @@ def _with_rows(running: Iterable[Sequence]) -> list[Sequence]:
     return [s for s in running if s.in_engine or s.state is not State.CLOSING]
 
 
-def _longest_prompt(rows: Iterable[Sequence]) -> int:
-    """Of those that are still to be computed."""
+def _prompts(rows: Iterable[Sequence]) -> tuple[int, int]:
+    """(the longest of those that are still to be computed, how many they are)"""
     over = (State.DECODE, State.FORKING, State.CLOSING)
-    return max((s.last_prompt_position for s in rows if s.state not in over), default=0)
+    lengths = [s.last_prompt_position for s in rows if s.state not in over]
+    return max(lengths, default=0), len(lengths)

@@ -90,9 +90,12 @@ class RowMemory:
         windows = sum(min(room, size + self.chunk_tokens) * each for size, each in self.windows)
         return num_rows * (room * self.token_bytes + windows + self.state_bytes)
 
-    def computing(self, num_rows: int, longest: int, prompt: int) -> int:
-        """What a step takes beside the caches. ``prompt``: the longest that is still computed."""
-        chunk = self.chunk_tokens * most_chunks(num_rows) if prompt else 0
+    def computing(self, num_rows: int, longest: int, prompt: int, num_prompts: int = 1) -> int:
+        """What a step takes beside the caches.
+
+        ``prompt``: the longest of the ``num_prompts`` that are still computed; 0: there are none.
+        """
+        chunk = self.chunk_tokens * most_chunks(num_prompts) if prompt else 0
         scores = max(
             chunk * (self.peak.token_bytes + prompt * self.peak.pair_bytes),
             num_rows * (self.peak.token_bytes + longest * self.peak.pair_bytes),
@@ -101,12 +104,13 @@ class RowMemory:
         growing = growing * min(LAYERS_AT_ONCE, self.num_layers) // max(1, self.num_layers)
         return int(scores) + growing + num_rows * self.vocab_size * 4 * LOGIT_COPIES
 
-    def need(self, lengths: Sequence[int], prompt: int = 0) -> int:
-        """Rows of so many tokens each, and what computes them; ``prompt`` as in ``computing``."""
+    def need(self, lengths: Sequence[int], prompt: int = 0, num_prompts: int = 1) -> int:
+        """Rows of so many tokens each, and what computes them; the others as in ``computing``."""
         if not lengths:
             return 0
         num_rows, longest = len(lengths), max(lengths)
-        return self.caches(num_rows, longest) + self.computing(num_rows, longest, prompt)
+        computing = self.computing(num_rows, longest, prompt, num_prompts)
+        return self.caches(num_rows, longest) + computing
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,7 +253,6 @@ class StepResult:
     seals: tuple[Seal, ...] = ()
     written: tuple[Written, ...] = ()
     faults: tuple[Fault, ...] = ()
-    store_s: float = 0.0
     restore_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0

@@ -42,7 +42,7 @@ class Prefills:
         """Of decoding, that the running streams have not had yet."""
         self._oldest_next = True
         self._owing = True
-        """Whether the streams are owed for the last chunks, and for storing what came of them."""
+        """Whether the streams are owed for the step that is being computed."""
 
     def set_limits(self, limits: SchedulerLimits) -> None:
         self.limits = limits
@@ -54,7 +54,7 @@ class Prefills:
         if not decoding:
             self._owed_s = 0.0
             return
-        lent_s = result.prefill_s + result.restore_s + result.store_s if self._owing else 0.0
+        lent_s = result.prefill_s if self._owing else 0.0
         # What a step gives beyond what was owed is not taken back: it is a share at least.
         self._owed_s = max(0.0, self._owed_s + self._debt_rate * lent_s - result.decode_s)
 
@@ -65,8 +65,7 @@ class Prefills:
         waits = decoding and self._owed_s > ROUNDING_S
         wave = self._wave(running)
         stops = {} if waits else dict(self._chunks(running, wave))
-        if stops:
-            self._owing = not stops.keys() <= wave
+        self._owing = not stops.keys() <= wave
         starts: list[Uid] = []
         for sequence in running.values():
             if sequence.state is State.PREFILL:
@@ -89,7 +88,7 @@ class Prefills:
             s.uid
             for s in running.values()
             if s.state is State.PREFILL
-            and s.last_prompt_position - s.num_cached <= short
+            and s.last_prompt_position - s.num_restored <= short
             and s.times.submitted <= first
         }
 

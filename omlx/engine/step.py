@@ -149,7 +149,6 @@ class Engine:
     def run(self, plan: StepPlan) -> StepOutput:
         """One step, in the order of the plan's fields. Raises only when all rows are to be lost."""
         faults: list[Fault] = []
-        began = time.perf_counter()
         self.store.drop(plan.drops)
         seals, exports = self._store_blocks(plan.stores)
         exports += self._export_dirty(plan.writes)
@@ -179,7 +178,6 @@ class Engine:
                 tuple(seals),
                 tuple(Written(ticket, writing=True) for ticket in plan.writes),
                 tuple(faults),
-                store_s=started - began if plan.stores or plan.writes else 0.0,
                 restore_s=restored - started if plan.loads or plan.admits else 0.0,
                 prefill_s=prefilled - restored if plan.prefills else 0.0,
                 decode_s=time.perf_counter() - prefilled if plan.decode else 0.0,

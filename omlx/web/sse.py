@@ -63,8 +63,8 @@ async def with_heartbeat(
                 return
             yield item
     finally:
-        if pending is not None:
-            pending.cancel()
+        if pending is not None and not pending.cancel() and not pending.cancelled():
+            pending.exception()  # it ended just now, and nobody else will look at how
 
 
 async def _next(items: AsyncIterator[T]) -> T:

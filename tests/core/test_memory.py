@@ -53,6 +53,7 @@ def test_a_chunk_takes_what_was_measured_for_its_tokens_and_for_those_before() -
 
     assert one.computing(1, 2000, 0) == 10 + 2000 // 2, "one token of a row"
     assert one.computing(1, 2000, 2000) == 1000 + 100 * 2000 // 2
+    assert one.computing(1, 2000, 2000, 16) == 4 * one.computing(1, 2000, 2000), "a wave's chunks"
     assert one.computing(500, 0, 1) == 5000, "one after the other, so the larger counts"
 
 

@@ -80,23 +80,6 @@ def test_running_streams_keep_their_share_of_the_time(share: float) -> None:
     assert share - 0.001 <= decoded / elapsed < most
 
 
-def test_streams_are_owed_for_what_a_prompt_takes_to_be_stored_and_restored() -> None:
-    prefills, running = make(), prompts(80)
-    step(prefills, running, decoding=True)
-    waited = 0
-    while not step(prefills, running, decoding=True):
-        waited += 1
-
-    half_s = 5 * DECODE_S / SLOWER_BETWEEN
-    stored = StepResult((), store_s=half_s, restore_s=half_s, decode_s=DECODE_S)
-    prefills.ran(stored, decoding=True)
-    longer = 0
-    while not step(prefills, running, decoding=True):
-        longer += 1
-
-    assert longer == waited + 9, "ten steps more, and it had one of them"
-
-
 def test_another_share_holds_from_the_next_step_on() -> None:
     prefills, running = make(0.9), prompts(80)
     step(prefills, running, decoding=True)
@@ -140,6 +123,16 @@ def test_a_stream_that_ran_before_waits_for_one_chunk_however_many_come(many: in
     decoding_since(running, -0.5)
 
     assert len(step(make(0.0), running, decoding=True)) == 1
+
+
+def test_a_row_that_comes_back_is_short_if_little_of_it_is_to_be_computed() -> None:
+    """Its ``num_cached`` is what the first look-up found."""
+    prefills, running = make(0.9), prompts(9 * CHUNK)
+    running[Uid(1)].num_cached = 8 * CHUNK
+    decoding_since(running, 0.5)
+
+    assert step(prefills, running, decoding=True) == [1]
+    assert step(prefills, running, decoding=True) == [], "nine chunks are to be computed"
 
 
 def test_a_long_prompt_does_not_share_a_wide_step() -> None:
