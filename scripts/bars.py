@@ -41,11 +41,15 @@ def bars_svg(rows: Sequence[Mapping[str, Any]], servers: Sequence[str]) -> str:
             parts.append(
                 f'<rect x="{LABEL}" y="{y}" width="{width:.1f}" height="{BAR - 2}" '
                 f'fill="{_colour(index)}"/>'
-                f'<text x="{LABEL + width + 4:.1f}" y="{y + 10}">{value:,.4g}</text>'
+                f'<text x="{LABEL + width + 4:.1f}" y="{y + 10}">{_shown(value)}</text>'
             )
             y += BAR
         y += GAP
     return "\n".join((*parts, "</svg>")) + "\n"
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _colour(index: int) -> str:
